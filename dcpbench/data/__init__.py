@@ -1,0 +1,1 @@
+"""Where samples come from: length distributions, text files, tokenising, and the one sample stream of both cases."""

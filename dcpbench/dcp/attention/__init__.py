@@ -1,0 +1,1 @@
+"""Context-parallel attention on packed sequences."""

@@ -1,0 +1,1 @@
+"""One module per scheduler behind one protocol; run without torch."""

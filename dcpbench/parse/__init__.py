@@ -1,0 +1,1 @@
+"""Console logs made anywhere, read back into records: one module per format."""

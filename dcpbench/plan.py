@@ -1,0 +1,97 @@
+"""A spec as an ordered list of launches. Pure: starts nothing, reads nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dcpbench.spec import Spec
+
+CaseName = Literal["baseline", "dcp"]
+
+
+class Launch(BaseModel):
+    """One `torchrun` of one case. Its JSON form, `launch.json`, is all a worker is given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """`<pair, two digits>-<case>`; also the name of the launch's folder."""
+    case: CaseName
+    pair: int
+    """Counted from 1."""
+    position: int
+    """Place in the order of all launches, counted from 1."""
+    spec: Spec
+    folder: Path
+    """The launch's own folder, absolute: `records.jsonl`, `stdout.log`, `launch.json`, `gpu.csv`."""
+    data: Path
+    """The prepared data, absolute; see `data/stream.py`."""
+
+    @property
+    def records(self) -> Path:
+        """Where the worker writes its records."""
+        return self.folder / "records.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """Where the console output is captured."""
+        return self.folder / "stdout.log"
+
+    @property
+    def file(self) -> Path:
+        """Where this launch is stored for its workers."""
+        return self.folder / "launch.json"
+
+
+def case_order(pairs: int, order: str) -> list[tuple[int, CaseName]]:
+    """(pair, case) in launch order. `balanced` is AB BA AB ... with A the baseline."""
+    forward: tuple[CaseName, CaseName] = ("baseline", "dcp")
+    backward: tuple[CaseName, CaseName] = ("dcp", "baseline")
+    result: list[tuple[int, CaseName]] = []
+    for pair in range(1, pairs + 1):
+        if order == "balanced":
+            first = forward if pair % 2 else backward
+        else:
+            first = forward if order == "baseline_first" else backward
+        result.extend((pair, case) for case in first)
+    return result
+
+
+def build(spec: Spec, folder: Path) -> list[Launch]:
+    """All launches of a run, in order."""
+    root = folder.resolve()
+    return [
+        Launch(
+            id=f"{pair:02d}-{case}",
+            case=case,
+            pair=pair,
+            position=position,
+            spec=spec,
+            folder=root / "launches" / f"{pair:02d}-{case}",
+            data=root / "data",
+        )
+        for position, (pair, case) in enumerate(case_order(spec.launches.pairs, spec.launches.order), start=1)
+    ]
+
+
+def torchrun(launch: Launch) -> list[str]:
+    """The argument list of a launch: an own rendezvous on a free local port, workers by module name."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={launch.spec.topology.world_size}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        f"--rdzv-id={launch.id}",
+        "--max-restarts=0",
+        "-m",
+        "dcpbench.worker",
+        str(launch.file),
+    ]

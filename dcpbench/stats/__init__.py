@@ -1,0 +1,1 @@
+"""Arrays in, dataclasses out: numpy and scipy only."""

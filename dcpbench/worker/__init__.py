@@ -1,0 +1,1 @@
+"""The trainer. Only ever imported under torchrun."""

@@ -1,0 +1,1 @@
+"""What the ranks do together: gradient reduction."""
