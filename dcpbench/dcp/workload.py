@@ -9,13 +9,17 @@ different numbers of jobs unless the scheduler promises lock-step.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dcpbench.errors import ScheduleError
+
+PaddingPolicy = Literal["megatron", "minimal"]
+"""How a scheduler's padding rule is chosen: as Megatron-LM pads, or 2k for the group really used."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class PaddingRule:
         return -(-length // unit) * unit
 
 
+MINIMAL = PaddingRule()
+"""2k for a group of k > 1 ranks, nothing for one rank."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One microbatch: ranks [first_rank, first_rank + size) share `samples` (positions in the global batch)."""
@@ -96,7 +104,7 @@ class BatchPlan:
     @property
     def microbatches(self) -> int:
         """The largest number of jobs on one rank."""
-        return max(len(own) for own in self.jobs_by_rank)
+        return max(map(len, self.jobs_by_rank), default=0)
 
     def rank_lists(self) -> list[list[list[int]]]:
         """Microbatch -> rank -> sample positions: the form of the reference test vectors (lock-step plans)."""
@@ -128,6 +136,9 @@ class Scheduler(Protocol):
     def group_sizes(self) -> tuple[int, ...]:
         """Every group size a plan may use, ascending."""
 
+    def groups(self) -> list[tuple[int, int]]:
+        """Every (first rank, size) a plan may use, in the one order in which communicators are created."""
+
     def longest_sample(self) -> int:
         """The greatest real length that fits the domain after padding."""
 
@@ -145,23 +156,88 @@ def usable_length(limit: int, size: int, padding: PaddingRule) -> int:
     return limit // unit * unit
 
 
-def check_plan(
-    plan: BatchPlan, lengths: Sequence[int], padding: PaddingRule, capacity: int, sizes: Sequence[int] | None = None
-) -> None:
-    """Refuse a plan that breaks a rule every plan must obey. Linear in samples and jobs.
+def check_lengths(lengths: Sequence[int], limit: int, size: int, padding: PaddingRule) -> list[int]:
+    """The lengths as plain integers, when each of them alone fits `limit` tokens on a group of `size` ranks.
 
-    Every sample exactly once; no empty job; groups inside the domain and of an allowed size;
-    padded tokens per rank within `capacity`; equal job counts when the plan promises lock-step.
+    Raises:
+        ScheduleError: no sample, a length that is no positive whole number, or a sample that does
+            not fit after padding; names the sample, its length and the limit.
+    """
+    usable = usable_length(limit, size, padding)
+    checked = []
+    for sample, length in enumerate(lengths):
+        try:
+            tokens = operator.index(length)
+        except TypeError:
+            raise ScheduleError(f"sample {sample} has the length {length!r}; lengths are whole tokens") from None
+        if tokens < 1:
+            raise ScheduleError(f"sample {sample} has {tokens} tokens; drop it, a sample needs at least one")
+        if tokens > usable:
+            padded = (
+                f", of which the usable length is {usable} because samples are padded to a multiple of "
+                f"{padding.multiple(size)}"
+                if usable < limit
+                else ""
+            )
+            raise ScheduleError(
+                f"sample {sample} has {tokens} tokens, but {_ranks(size)} hold at most {limit} in one "
+                f"microbatch{padded}; shorten or drop the sample, or raise max_seqlen_per_dp_cp_rank"
+            )
+        checked.append(tokens)
+    if not checked:
+        raise ScheduleError("the global batch has no sample, so there is nothing to schedule")
+    return checked
+
+
+def check_capacity(capacity: int, size: int, padding: PaddingRule) -> None:
+    """Refuse a capacity below one padding unit of the largest group: it could not hold even one token.
+
+    Raises:
+        ScheduleError: names the capacity, the unit and the smallest capacity that works.
+    """
+    unit = padding.multiple(size)
+    if capacity < 1 or capacity * size < unit:
+        raise ScheduleError(
+            f"max_seqlen_per_dp_cp_rank {capacity} is too small: {_ranks(size)} pad every sample to a multiple of "
+            f"{unit}, so it must be at least {max(1, -(-unit // size))}"
+        )
+
+
+def _ranks(size: int) -> str:
+    return f"the {size} ranks of a group" if size > 1 else "groups of one rank"
+
+
+def check_plan(
+    plan: BatchPlan,
+    lengths: Sequence[int],
+    padding: PaddingRule,
+    capacity: int,
+    sizes: Sequence[int] | None = None,
+    groups: Collection[tuple[int, int]] | None = None,
+) -> None:
+    """Refuse a plan that breaks a rule every plan must obey. Linear in samples and in ranks x jobs per rank.
+
+    Every sample exactly once; no empty job; groups inside the domain, of an allowed size and, where
+    `groups` is given, among the (first rank, size) that have a communicator; padded tokens per rank
+    within `capacity`. A plan that promises lock-step gives every rank the same number of jobs, and all
+    members of a job have done equally many before it, so its m-th jobs are one microbatch of the domain.
+
+    Jobs have one global order and ranks follow it, so no plan that passes can dead-lock.
 
     Raises:
         ScheduleError: the first broken rule.
     """
     seen = [0] * len(lengths)
+    done = [0] * plan.ranks
     for number, job in enumerate(plan.jobs):
         if job.size < 1 or job.first_rank < 0 or job.first_rank + job.size > plan.ranks:
             raise ScheduleError(f"job {number} uses ranks {job.ranks} outside the domain of {plan.ranks}")
         if sizes is not None and job.size not in sizes:
             raise ScheduleError(f"job {number} uses a group of {job.size} ranks; allowed sizes are {tuple(sizes)}")
+        if groups is not None and (job.first_rank, job.size) not in groups:
+            raise ScheduleError(
+                f"job {number} uses {job.size} ranks from rank {job.first_rank}, for which no group is created"
+            )
         if not job.samples:
             raise ScheduleError(f"job {number} has no sample")
         total = 0
@@ -172,11 +248,17 @@ def check_plan(
             total += padding.pad(lengths[sample], job.size)
         if total > capacity * job.size:
             raise ScheduleError(
-                f"job {number} holds {total / job.size:.0f} tokens per rank after padding; the capacity is {capacity}"
+                f"job {number} holds {total / job.size:g} tokens per rank after padding; the capacity is {capacity}"
             )
+        before = done[job.first_rank]
+        for rank in job.ranks:
+            if plan.lockstep and done[rank] != before:
+                raise ScheduleError(
+                    f"job {number} is microbatch {before} on rank {job.first_rank} but {done[rank]} on rank {rank}"
+                )
+            done[rank] += 1
     wrong = next((index for index, count in enumerate(seen) if count != 1), None)
     if wrong is not None:
         raise ScheduleError(f"sample {wrong} is planned {seen[wrong]} times instead of once")
-    counts = {len(own) for own in plan.jobs_by_rank}
-    if plan.lockstep and len(counts) > 1:
-        raise ScheduleError(f"the ranks have different numbers of microbatches: {sorted(counts)}")
+    if plan.lockstep and len(set(done)) > 1:
+        raise ScheduleError(f"the ranks have different numbers of microbatches: {sorted(set(done))}")

@@ -1,1 +1,44 @@
-"""One module per scheduler behind one protocol; run without torch."""
+"""One module per scheduler behind one protocol (`dcp.workload.Scheduler`); run without torch.
+
+A new scheduler is one module with a class, and one line in `SCHEDULERS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Protocol
+
+from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
+from dcpbench.dcp.schedulers.dp_balanced import DpBalanced
+from dcpbench.dcp.workload import Domain, PaddingPolicy, Scheduler
+from dcpbench.errors import SpecError
+
+
+class Constructor(Protocol):
+    """Makes a scheduler from what every spec says of one."""
+
+    def __call__(self, *, domain: Domain, capacity: int, min_size: int, padding_policy: PaddingPolicy) -> Scheduler:
+        """`capacity` in tokens per rank; `min_size` is the smallest group a dynamic scheduler may use."""
+
+
+SCHEDULERS: dict[str, Constructor] = {
+    DpBalanced.name: DpBalanced.create,
+    DefaultDynamicCp.name: DefaultDynamicCp.create,
+}
+
+
+def create(
+    name: str, *, domain: Domain, capacity: int, min_size: int = 1, padding_policy: PaddingPolicy = "minimal"
+) -> Scheduler:
+    """The scheduler of that name.
+
+    Raises:
+        SpecError: there is no such scheduler; names the nearest one.
+        ScheduleError: it cannot serve this domain, capacity or smallest size.
+    """
+    if name not in SCHEDULERS:
+        nearest = difflib.get_close_matches(name, SCHEDULERS, n=1, cutoff=0)[0]
+        raise SpecError(
+            f"there is no scheduler {name!r}; did you mean {nearest!r}? (schedulers: {', '.join(sorted(SCHEDULERS))})"
+        )
+    return SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)

@@ -1,0 +1,162 @@
+"""Reads one launch.json, trains, and always leaves the process group cleanly."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dcpbench.data.stream import SampleStream
+from dcpbench.dcp import attention, schedulers
+from dcpbench.dcp.groups import RuntimeGroups
+from dcpbench.dcp.workload import Domain, Scheduler
+from dcpbench.errors import DcpbenchError
+from dcpbench.plan import Launch
+from dcpbench.records import RunHeader
+from dcpbench.worker import checkpoint
+from dcpbench.worker.batches import BatchBuilder, Prefetcher
+from dcpbench.worker.emit import Emitter
+from dcpbench.worker.lifetime import end_with_parent, leave
+from dcpbench.worker.loop import Trainer, train
+from dcpbench.worker.model import GPT, flops, initialise
+from dcpbench.worker.optimizer import FlatParameters, Optimizer
+
+
+def main() -> None:
+    """Entry point of every rank."""
+    end_with_parent()
+    launch = Launch.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        run(launch)
+    except DcpbenchError as error:
+        print(f"dcpbench worker: rank {rank}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        leave(int(error.exit_code))
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"dcpbench worker: rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        leave(1)
+    dist.destroy_process_group()
+
+
+def run(launch: Launch) -> None:
+    """One launch, on this rank."""
+    spec = launch.spec
+    device = _device(spec.topology.device)
+    dtype = _dtype(spec.training.dtype, device)
+    if spec.training.deterministic:
+        # cuBLAS repeats its results only with a fixed workspace, which it reads at its first call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    # Everything that may take long on one rank only comes before the first collective can wait for it.
+    stream = SampleStream.open(launch.data)
+    kernel = attention.select(spec.cases.attention, device, dtype, spec.model.dim)
+    scheduler = scheduler_of(launch)
+
+    timeout = timedelta(seconds=spec.launches.collective_timeout)
+    if device.type == "cpu" and Path("/sys/class/net/lo").exists():
+        # All ranks are on this machine: loopback needs no host name and no route.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    groups = RuntimeGroups(scheduler.groups(), device, timeout)
+
+    with torch.device("meta"):
+        model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest)
+    flat = FlatParameters(model, dtype, device, torch.float32)
+    if spec.training.load_path is None:
+        initialise(flat.named_master(), spec.model, spec.training.seed)
+    else:
+        checkpoint.load(spec.training.load_path, flat.named_master())
+    flat.publish()
+
+    per_token, per_square = flops(spec.model)
+    header = RunHeader(
+        case=launch.case,
+        launch=launch.id,
+        world_size=dist.get_world_size(),
+        domain_size=spec.topology.domain_size,
+        cp=spec.topology.cp,
+        global_batch_size=spec.training.global_batch_size,
+        iterations=spec.training.iterations,
+        warmup_iterations=spec.training.warmup_iterations,
+        scheduler=scheduler.name,
+        padding=spec.cases.padding,
+        capacity=spec.cases.max_seqlen_per_dp_cp_rank,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        dtype=str(dtype).removeprefix("torch."),
+        attention=f"allgather/{kernel.name}",
+        flops_per_token=per_token,
+        flops_per_squared_length=per_square,
+        parameters=flat.count,
+        cp_sizes=scheduler.group_sizes(),
+        group_memory_bytes=groups.memory_bytes,
+        versions=_versions(device),
+    )
+    emitter = Emitter(launch.records, header)
+    batches = Prefetcher(BatchBuilder(stream, scheduler, dist.get_rank()).build, spec.training.iterations)
+    started = time.perf_counter()
+    try:
+        trainer = Trainer(model, flat, Optimizer(flat, spec.training), kernel, groups, device)
+        train(trainer, spec.training, batches, emitter)
+        if spec.training.save_path is not None:
+            checkpoint.save(spec.training.save_path / launch.id, flat.named_master())
+        emitter.end(time.perf_counter() - started)
+    finally:
+        batches.close()
+        emitter.close()
+
+
+def scheduler_of(launch: Launch) -> Scheduler:
+    """The scheduler of the launch's case on the launch's domain."""
+    spec = launch.spec
+    case = spec.cases.baseline if launch.case == "baseline" else spec.cases.dcp
+    return schedulers.create(
+        case.scheduler,
+        domain=Domain(spec.topology.domain_size, spec.topology.cp),
+        capacity=spec.cases.max_seqlen_per_dp_cp_rank,
+        min_size=spec.cases.min_dynamic_context_parallel_size,
+        padding_policy=spec.cases.padding,
+    )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _dtype(wanted: str, device: torch.device) -> torch.dtype:
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    found = {"python": sys.version.split()[0], "torch": torch.__version__}
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda or "unknown"
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    for name in ("numpy", "triton", "transformer-engine", "flash-attn"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Statistics of an iteration: one small all-reduce, one JSON line and one console line.
+
+The all-reduce of iteration i also carries what each rank measured in iteration i-1, because a
+rank's own time is known only after its step has ended. So a record is written one iteration late
+and no extra synchronisation enters the loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dcpbench import records
+from dcpbench.worker.batches import RankBatch
+
+_SHARED = 2
+_PER_RANK = 4
+
+
+@dataclass(frozen=True)
+class RankMeasurement:
+    """What one rank knows only after its step."""
+
+    seconds: float = 0.0
+    scheduling_seconds: float = 0.0
+    peak_memory_bytes: float = 0.0
+    plan_digest: float = 0.0
+    """First 48 bits of the plan's digest, exact in a float64: all ranks must have planned the same."""
+
+
+class Statistics:
+    """The small vector that is summed over all ranks once per iteration."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+
+    def reduce(self, loss_sum: Tensor, own_token_count: int, previous: RankMeasurement) -> Tensor:
+        """Starts the sum over ranks; nothing waits here. Shape (2 + 4 x world,), float64, on the device."""
+        host = torch.zeros(_SHARED + _PER_RANK * self._world, dtype=torch.float64)
+        host[1] = own_token_count
+        slot = _SHARED + _PER_RANK * self._rank
+        host[slot : slot + _PER_RANK] = torch.tensor(
+            (previous.seconds, previous.scheduling_seconds, previous.peak_memory_bytes, previous.plan_digest),
+            dtype=torch.float64,
+        )
+        vector = host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+        vector[0] = loss_sum
+        dist.all_reduce(vector)
+        return vector
+
+    def unpack(self, vector: Tensor) -> tuple[float, int, list[RankMeasurement]]:
+        """(loss sum, token count, what every rank measured in the iteration before)."""
+        values = vector.tolist()
+        return (
+            values[0],
+            int(values[1]),
+            [
+                RankMeasurement(*values[_SHARED + _PER_RANK * rank : _SHARED + _PER_RANK * (rank + 1)])
+                for rank in range(self._world)
+            ],
+        )
+
+
+class Emitter:
+    """Writes the records of a launch; only rank 0 has a file and a console."""
+
+    def __init__(self, path: Path, header: records.RunHeader) -> None:
+        self._header = header
+        self._consumed_tokens = 0
+        self._file: IO[str] | None = None
+        if dist.get_rank() == 0:
+            self._file = path.open("x", encoding="utf-8")
+            self._write(header)
+            self._say(records.console_header(header))
+
+    def iteration(
+        self,
+        batch: RankBatch,
+        loss_sum: float,
+        token_count: int,
+        grad_norm: float,
+        learning_rate: float,
+        ranks: list[RankMeasurement],
+    ) -> None:
+        """Writes one iteration.
+
+        Raises:
+            RuntimeError: the ranks planned differently, or trained on another number of tokens than the data has.
+        """
+        if len({rank.plan_digest for rank in ranks}) > 1:
+            raise RuntimeError(f"iteration {batch.iteration}: the ranks made different plans of the same batch")
+        if token_count != batch.token_count:
+            raise RuntimeError(
+                f"iteration {batch.iteration}: the ranks trained on {token_count} tokens; the batch has "
+                f"{batch.token_count}"
+            )
+        tokens = int(batch.lengths.sum())
+        self._consumed_tokens += tokens
+        if self._file is None:
+            return
+        header = self._header
+        squared = int((batch.lengths**2).sum())
+        seconds = max(rank.seconds for rank in ranks)
+        work = (header.flops_per_token or 0.0) * tokens + (header.flops_per_squared_length or 0.0) * squared
+        record = records.IterationRecord(
+            iteration=batch.iteration,
+            consumed_samples=batch.iteration * header.global_batch_size,
+            consumed_tokens=self._consumed_tokens,
+            samples=len(batch.lengths),
+            tokens=tokens,
+            padding_tokens=batch.padding_tokens,
+            squared_lengths=squared,
+            longest=int(batch.lengths.max()),
+            loss=loss_sum / token_count,
+            loss_sum=loss_sum,
+            token_count=token_count,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            rank_seconds=tuple(rank.seconds for rank in ranks),
+            scheduling_seconds=max(rank.scheduling_seconds for rank in ranks),
+            microbatches=batch.plan.microbatches,
+            cp_sizes=batch.plan.cp_sizes(),
+            batch_digest=batch.digest,
+            peak_memory_bytes=int(max(rank.peak_memory_bytes for rank in ranks)),
+            tflops_per_gpu=work / (seconds * header.world_size * 1e12),
+        )
+        self._write(record)
+        self._say(records.console_line(record, header.iterations))
+
+    def end(self, seconds: float) -> None:
+        """Marks the launch as complete."""
+        self._write(records.RunEnd(iterations=self._header.iterations, seconds=seconds))
+        self._say(f"dcpbench end | {self._header.iterations} iterations in {seconds:.1f} s |")
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; without `end` the launch counts as incomplete."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: records.RunHeader | records.IterationRecord | records.RunEnd) -> None:
+        if self._file is not None:
+            # One write per line and a flush: a reader that follows the file never sees half a record for long.
+            self._file.write(records.to_json(record) + "\n")
+            self._file.flush()
+
+    def _say(self, line: str) -> None:
+        if self._file is not None:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()

@@ -1,0 +1,58 @@
+"""The summed cross-entropy and its gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dcpbench.worker import loss as loss_module
+from dcpbench.worker.loss import linear_cross_entropy
+
+
+@pytest.mark.parametrize("chunk", [1 << 28, 13 * 4])
+def test_loss_and_gradients_match_torch(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(0)
+    hidden = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(13, 6, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 13, (11,))
+    labels[[2, 10]] = -100
+    (3.0 * linear_cross_entropy(hidden, weight, labels)).backward()
+    got = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    expected = F.cross_entropy(hidden @ weight.T, labels, reduction="sum", ignore_index=-100)
+    (3.0 * expected).backward()
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, labels), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got[0], hidden.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got[1], weight.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a15_rows_without_any_label_give_zero_and_finite_gradients() -> None:
+    hidden = torch.randn(4, 3, requires_grad=True)
+    weight = torch.randn(7, 3, requires_grad=True)
+    total = linear_cross_entropy(hidden, weight, torch.full((4,), -100))
+    total.backward()
+    assert total.item() == 0.0
+    assert (hidden.grad == 0).all()
+    assert (weight.grad == 0).all()
+
+
+def test_a16_nan_at_a_masked_row_is_left_out_and_elsewhere_is_not() -> None:
+    hidden = torch.randn(3, 3)
+    hidden[1] = float("nan")
+    weight = torch.randn(7, 3)
+    labels = torch.tensor([1, -100, 2])
+    mine = hidden.clone().requires_grad_()
+    total = linear_cross_entropy(mine, weight, labels)
+    total.backward()
+    clean = F.cross_entropy(hidden[[0, 2]] @ weight.T, labels[[0, 2]], reduction="sum")
+    torch.testing.assert_close(total.float(), clean)
+    assert (mine.grad[1] == 0).all()
+    labels[1] = 3
+    assert linear_cross_entropy(hidden, weight, labels).isnan()
+
+
+def test_no_rows_at_all() -> None:
+    hidden = torch.empty(0, 3, requires_grad=True)
+    weight = torch.randn(7, 3, requires_grad=True)
+    linear_cross_entropy(hidden, weight, torch.empty(0, dtype=torch.int64)).backward()
+    assert (weight.grad == 0).all()
