@@ -152,7 +152,9 @@ class MockTokens(Section):
         description="counting: 1, 2, 3, ... as Megatron-LM's mock data, so the loss soon collapses. "
         "zipf: drawn from a Zipf distribution, different in every sample.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the length draws and tokens (Megatron-LM's mock uses 0).")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="Seed of the length draws and tokens (Megatron-LM's mock uses 0)."
+    )
 
 
 class LognormalData(MockTokens):
@@ -160,9 +162,9 @@ class LognormalData(MockTokens):
 
     kind: Literal["lognormal"] = "lognormal"
     mean: float = Field(256.0, gt=0, description="Mean of the lognormal before clipping.")
-    sigma: float = Field(1.1, ge=0, description="Sigma of the underlying normal.")
+    sigma: float = Field(1.1, ge=0, le=100, description="Sigma of the underlying normal.")
     min_length: int = Field(16, ge=2, description="Shortest sample.")
-    max_length: int = Field(1024, ge=2, description="Longest sample.")
+    max_length: int = Field(1024, ge=2, lt=2**31, description="Longest sample.")
 
     @model_validator(mode="after")
     def _range(self) -> LognormalData:
@@ -176,7 +178,7 @@ class UniformData(MockTokens):
 
     kind: Literal["uniform"] = "uniform"
     min_length: int = Field(16, ge=2, description="Shortest sample.")
-    max_length: int = Field(1024, ge=2, description="Longest sample.")
+    max_length: int = Field(1024, ge=2, lt=2**31, description="Longest sample.")
 
     @model_validator(mode="after")
     def _range(self) -> UniformData:
@@ -189,7 +191,9 @@ class ListData(MockTokens):
     """A fixed list of lengths, repeated when it is exhausted."""
 
     kind: Literal["list"] = "list"
-    lengths: tuple[Annotated[int, Field(ge=2)], ...] = Field(min_length=1, description="The lengths, in order.")
+    lengths: tuple[Annotated[int, Field(ge=2, lt=2**31)], ...] = Field(
+        min_length=1, description="The lengths, in order."
+    )
 
 
 class CsvData(MockTokens):
