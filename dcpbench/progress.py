@@ -43,6 +43,7 @@ class _Course:
     def __init__(self) -> None:
         self.pairs = 1
         self._remaining: dict[str, int] = {}
+        self._cold: float | None = None
         self._seconds = 0.0
         self._count = 0
 
@@ -52,17 +53,18 @@ class _Course:
 
     def recorded(self, launch: Launch, record: IterationRecord) -> None:
         self._remaining[launch.id] = launch.spec.training.iterations - record.iteration
-        warm = record.iteration > launch.spec.training.warmup_iterations
-        if record.seconds is not None and (warm or not self._count):
+        if record.iteration <= launch.spec.training.warmup_iterations:
+            self._cold = record.seconds
+        elif record.seconds is not None:
             self._seconds, self._count = self._seconds + record.seconds, self._count + 1
 
     def ended(self, launch: Launch) -> None:
         self._remaining[launch.id] = 0
 
     def seconds_left(self) -> float | None:
-        if not self._count:
-            return None
-        return sum(self._remaining.values()) * self._seconds / self._count
+        # Warm-up iterations are no measure of the rest, but before the first other one they are all there is.
+        pace = self._seconds / self._count if self._count else self._cold
+        return None if pace is None else sum(self._remaining.values()) * pace
 
 
 class PlainProgress:

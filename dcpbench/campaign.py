@@ -1,0 +1,169 @@
+"""Walk the plan: one launch after the other, written down as it happens, resumable.
+
+`walk` knows nothing of processes: an `Executor` makes the launches, so that order and failure are
+tested without torchrun and without waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dcpbench import launch as launching
+from dcpbench import ledger, records, telemetry
+from dcpbench.errors import DcpbenchError, Interrupted
+from dcpbench.interrupts import Interrupts
+from dcpbench.launch import LaunchOutcome, Listener
+from dcpbench.plan import Launch
+from dcpbench.redact import redact_value
+from dcpbench.runfolder import write_text
+
+
+class Executor(Protocol):
+    """Makes launches."""
+
+    def rest(self, seconds: float) -> None:
+        """Let the machine cool down."""
+
+    def run(self, launch: Launch) -> LaunchOutcome:
+        """Run one launch to its end, whatever that is."""
+
+
+@dataclass(frozen=True)
+class TorchrunExecutor:
+    """Launches for real: torchrun, with telemetry beside it where the ranks are on GPUs."""
+
+    listener: Listener
+    environ: Mapping[str, str]
+    interrupts: Interrupts
+
+    def rest(self, seconds: float) -> None:
+        """See `Executor`."""
+        self.listener.phase(f"cooling down for {seconds:g} s")
+        time.sleep(seconds)
+
+    def run(self, launch: Launch) -> LaunchOutcome:
+        """See `Executor`."""
+        nvml = None if launching.on_cpu(launch) else telemetry.load_nvml()
+        ranks = launch.spec.topology.gpus_per_node
+        with telemetry.sampling(launch.folder / "gpu.csv", ranks, self.environ, nvml=nvml):
+            return launching.run(launch, listener=self.listener, environ=self.environ, interrupts=self.interrupts)
+
+
+def walk(
+    launches: list[Launch],
+    *,
+    ledger_file: Path,
+    executor: Executor,
+    listener: Listener,
+    interrupts: Interrupts,
+) -> list[LaunchOutcome]:
+    """Make every launch that is not complete yet, in order.
+
+    Args:
+        launches: the whole plan. Those that ledger and records show as complete are passed over; what
+            is left of an unfinished one is moved aside to `<id>.failed-N`, never overwritten.
+        ledger_file: appended to.
+        executor: makes the launches.
+        listener: told of what is passed over.
+        interrupts: deferred while a launch runs, so that its end is always written down.
+
+    Raises:
+        LaunchError, RecordsError: a launch failed; with `launches.keep_going` raised only after the
+            last launch, for the first that failed.
+        LaunchTimeout: one ran out of time.
+        Interrupted: by a signal; no further launch was made.
+    """
+    outcomes: list[LaunchOutcome] = []
+    done = complete_launches(launches, ledger_file)
+    for launch in launches:
+        if launch.id in done:
+            listener.phase(f"{launch.id} is complete already")
+            outcomes.append(done[launch.id])
+            continue
+        if launch.spec.launches.cooldown:
+            executor.rest(launch.spec.launches.cooldown)
+        set_aside(launch.folder)
+        outcome = _make(launch, ledger_file, executor, interrupts)
+        outcomes.append(outcome)
+        if interrupts.count or (outcome.error() and not launch.spec.launches.keep_going):
+            break
+    _raise_failure(launches, outcomes, interrupts)
+    return outcomes
+
+
+def _make(launch: Launch, ledger_file: Path, executor: Executor, interrupts: Interrupts) -> LaunchOutcome:
+    outcome: LaunchOutcome | None = None
+    try:
+        with interrupts.deferred():
+            launch.folder.mkdir(parents=True)
+            # The worker needs real paths; credentials are nothing it could use.
+            content = redact_value(launch.model_dump(mode="json"), identity=False)
+            write_text(launch.file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            ledger.append(ledger_file, "start", launch.id)
+            outcome = executor.run(launch)
+            ledger.append(
+                ledger_file,
+                "end",
+                launch.id,
+                status=outcome.status,
+                exit_code=outcome.exit_code,
+                reason=outcome.reason,
+            )
+    except Interrupted:
+        if outcome is None:
+            raise
+    return outcome
+
+
+def _raise_failure(launches: list[Launch], outcomes: list[LaunchOutcome], interrupts: Interrupts) -> None:
+    failed = [outcome for outcome in outcomes if outcome.status != "completed"]
+    if interrupts.count:
+        error: DcpbenchError | None = interrupts.error()
+        sentences = [str(error)]
+        told = outcomes
+    elif failed:
+        error = failed[0].error()
+        sentences = [str(error)]
+        told = [outcome for outcome in outcomes if outcome is not failed[0]]
+    else:
+        return
+    assert error is not None
+    if told:
+        sentences.append(", ".join(f"{outcome.launch} {outcome.status}" for outcome in told))
+    if len(outcomes) < len(launches):
+        sentences.append(f"not launched: {', '.join(launch.id for launch in launches[len(outcomes) :])}")
+    sentences.append(f"records and logs are kept in {launches[0].folder.parent}; --resume goes on")
+    raise type(error)("; ".join(sentences))
+
+
+def complete_launches(launches: list[Launch], ledger_file: Path) -> dict[str, LaunchOutcome]:
+    """The launches of a plan that ended well, by the ledger *and* by their records."""
+    ends = ledger.last_end(ledger_file)
+    done: dict[str, LaunchOutcome] = {}
+    for launch in launches:
+        end = ends.get(launch.id)
+        if end is None or end.status != "completed" or not launch.records.exists():
+            continue
+        found = records.read(launch.records)
+        iterations = {record.iteration for record in found.iterations}
+        if found.end is not None and len(iterations) >= launch.spec.training.iterations:
+            done[launch.id] = LaunchOutcome(
+                launch.id, "completed", end.exit_code, None, found.end.seconds, len(iterations)
+            )
+    return done
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move what an earlier attempt left to `<folder>.failed-N`; None when there is nothing."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.failed-{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
