@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+
+_LARGEST_INT = 2**63
+_ITERATION = re.compile(r'"iteration":(\d{1,18})\b')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,17 @@ class RunEnd:
 
 
 @dataclass(frozen=True)
+class Malformed:
+    """A line that looked like a record and was none."""
+
+    line: int
+    """Physical line of the file, counted from 1."""
+    message: str
+    iteration: int | None = None
+    """The iteration it would have recorded, where that much can be read."""
+
+
+@dataclass(frozen=True)
 class LaunchRecords:
     """All that one launch reported, in the order in which it was written."""
 
@@ -115,11 +130,15 @@ _KINDS: dict[str, type[RunHeader] | type[IterationRecord] | type[RunEnd]] = {
 def to_json(record: RunHeader | IterationRecord | RunEnd) -> str:
     """One strict JSON line (without newline). Non-finite floats become null and are named in `problems`."""
     data: dict[str, Any] = asdict(record)
-    bad = [key for key, value in data.items() if isinstance(value, float) and not math.isfinite(value)]
-    for key in bad:
-        data.setdefault("problems", ())
-        data["problems"] = (*data["problems"], f"{key} is {data[key]}")
-        data[key] = None
+    problems: list[str] = []
+    for key, value in data.items():
+        values = value if isinstance(value, tuple) else (value,)
+        bad = next((v for v in values if isinstance(v, float) and not math.isfinite(v)), None)
+        if bad is not None:
+            problems.append(f"{key} is {bad}")
+            data[key] = () if isinstance(value, tuple) else None
+    if problems:
+        data["problems"] = (*data.get("problems", ()), *problems)
     kind = next(name for name, cls in _KINDS.items() if type(record) is cls)
     return json.dumps({"kind": kind, **data}, allow_nan=False, separators=(",", ":"))
 
@@ -128,9 +147,12 @@ def from_json(line: str) -> RunHeader | IterationRecord | RunEnd:
     """The record of one JSON line. Unknown keys of a newer minor version are ignored.
 
     Raises:
-        ValueError: the line is not JSON, not a record, or of another schema version.
+        ValueError: the line is not JSON, not a record, of another schema version, or a value has the wrong type.
     """
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not a whole JSON record; the line is torn or from another writer") from None
     if not isinstance(data, dict) or data.get("kind") not in _KINDS:
         raise ValueError("not a dcpbench record")
     if data.get("schema_version") != SCHEMA_VERSION:
@@ -141,17 +163,62 @@ def from_json(line: str) -> RunHeader | IterationRecord | RunEnd:
 def _build(
     cls: type[RunHeader] | type[IterationRecord] | type[RunEnd], data: Mapping[str, Any]
 ) -> RunHeader | IterationRecord | RunEnd:
-    known = {f.name for f in fields(cls)}
-    values = {key: value for key, value in data.items() if key in known}
-    for key in ("cp_sizes", "rank_seconds", "problems"):
-        if isinstance(values.get(key), list):
-            values[key] = tuple(values[key])
-    if isinstance(values.get("cp_sizes"), dict):
-        values["cp_sizes"] = {int(size): count for size, count in values["cp_sizes"].items()}
+    values: dict[str, Any] = {}
+    for f in fields(cls):
+        if f.name not in data:
+            continue
+        value = data[f.name]
+        kind = str(f.type)
+        if not _has_type(value, kind):
+            raise ValueError(f"{f.name} is not of type {kind}")
+        if kind.startswith("tuple"):
+            value = tuple(value)
+        elif kind == "dict[int, int]":
+            value = {int(size): count for size, count in value.items()}
+        values[f.name] = value
     try:
         return cls(**values)
     except TypeError as error:
         raise ValueError(f"incomplete record: {error}") from None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST_INT
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "int": _is_int,
+    "float": lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
+    "dict[int, int]": lambda value: (
+        isinstance(value, dict) and all(key.isdecimal() and _is_int(count) for key, count in value.items())
+    ),
+    "dict[str, str]": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+}
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    """Whether a JSON value fits a field's annotation."""
+    if kind.endswith(" | None"):
+        return value is None or _has_type(value, kind.removesuffix(" | None"))
+    if kind.startswith("tuple["):
+        item = kind.removeprefix("tuple[").removesuffix(", ...]")
+        return isinstance(value, list) and all(_has_type(element, item) for element in value)
+    return _CHECKS[kind](value)
+
+
+def stream(path: Path) -> Iterator[tuple[int, RunHeader | IterationRecord | RunEnd | Malformed]]:
+    """(line number, record) for each line of a `records.jsonl`; a torn or foreign line is a `Malformed`."""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, from_json(line)
+            except ValueError as error:
+                match = _ITERATION.search(line)
+                yield number, Malformed(number, str(error), int(match[1]) if match else None)
 
 
 def read(path: Path) -> LaunchRecords:
@@ -160,13 +227,10 @@ def read(path: Path) -> LaunchRecords:
     iterations: list[IterationRecord] = []
     end: RunEnd | None = None
     malformed: list[str] = []
-    for number, line in _lines(path):
-        try:
-            record = from_json(line)
-        except ValueError as error:
-            malformed.append(f"line {number}: {error}")
-            continue
-        if isinstance(record, RunHeader):
+    for number, record in stream(path):
+        if isinstance(record, Malformed):
+            malformed.append(f"line {number}: {record.message}")
+        elif isinstance(record, RunHeader):
             if header is not None:
                 malformed.append(f"line {number}: second header; the file holds more than one launch")
             header = record
@@ -177,13 +241,6 @@ def read(path: Path) -> LaunchRecords:
     return LaunchRecords(header, tuple(iterations), end, tuple(malformed))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
-
-
 def console_header(header: RunHeader) -> str:
     """The launch header as a console line; `parse.native` reads it back."""
     return "dcpbench header " + to_json(header)
@@ -192,31 +249,43 @@ def console_header(header: RunHeader) -> str:
 def console_line(record: IterationRecord, iterations: int) -> str:
     """One line that a person can read and `parse.native` reads back.
 
-    Fields are ` | `-separated `name value` pairs after `dcpbench iteration I/N`. The loss has nine
+    After `dcpbench iteration I/N` come ` | `-separated `name: value` fields; what the record lacks is
+    left out. `steps skipped` is always there and always last, so that a torn line shows. The loss has nine
     significant digits: enough for a comparison at 1e-8 relative.
     """
     parts = [f"dcpbench iteration {record.iteration}/{iterations}"]
 
     def add(name: str, value: object, form: str = "") -> None:
         if value is not None:
-            parts.append(f"{name} {value:{form}}")
+            parts.append(f"{name}: {value:{form}}")
 
-    add("consumed samples", record.consumed_samples)
-    add("consumed tokens", record.consumed_tokens)
-    add("loss", record.loss if record.loss is not None else "nan", "" if record.loss is None else ".9g")
-    add("grad norm", record.grad_norm, ".6g")
-    add("lr", record.learning_rate, ".4e")
+    add("loss", record.loss, ".9g")
     add("time ms", None if record.seconds is None else 1e3 * record.seconds, ".3f")
     add("tokens", record.tokens)
+    add("consumed samples", record.consumed_samples)
+    add("consumed tokens", record.consumed_tokens)
+    add("samples", record.samples)
+    add("grad norm", record.grad_norm, ".6g")
+    add("lr", record.learning_rate, ".6g")
     add("padding", record.padding_tokens)
     add("longest", record.longest)
     add("loss tokens", record.token_count)
     add("squared lengths", record.squared_lengths)
     add("microbatches", record.microbatches)
-    if record.cp_sizes:
-        add("cp", ",".join(f"{size}x{count}" for size, count in sorted(record.cp_sizes.items())))
+    add("cp", cp_text(record.cp_sizes) or None)
     add("schedule ms", None if record.scheduling_seconds is None else 1e3 * record.scheduling_seconds, ".3f")
     add("memory MiB", None if record.peak_memory_bytes is None else record.peak_memory_bytes / 2**20, ".1f")
-    add("TFLOP/s/GPU", record.tflops_per_gpu, ".2f")
+    add("TFLOP/s/GPU", record.tflops_per_gpu, ".4g")
     add("digest", record.batch_digest)
+    add("steps skipped", int(record.skipped))
     return " | ".join(parts) + " |"
+
+
+def console_end(end: RunEnd) -> str:
+    """The end mark as a console line; `parse.native` reads it back."""
+    return f"dcpbench end | {end.iterations} iterations in {end.seconds:.1f} s |"
+
+
+def cp_text(cp_sizes: Mapping[int, int]) -> str:
+    """A histogram of CP sizes in one word: `1x6,2x3` is six groups of one rank and three of two."""
+    return ",".join(f"{size}x{count}" for size, count in sorted(cp_sizes.items()))

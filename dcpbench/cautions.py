@@ -1,0 +1,143 @@
+"""What a reader must know beside the numbers: sentences that qualify a result without failing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcpbench.align import KEYS, Aligned
+from dcpbench.faults import LaunchInput
+from dcpbench.records import RunHeader
+from dcpbench.stats.parity import Parity
+
+_CONTROLLED = (
+    "world_size",
+    "domain_size",
+    "cp",
+    "global_batch_size",
+    "warmup_iterations",
+    "capacity",
+    "padding",
+    "device",
+    "dtype",
+    "attention",
+    "parameters",
+    "flops_per_token",
+    "flops_per_squared_length",
+    "versions",
+)
+"""Header fields in which the launches of both cases should be equal."""
+
+_SAME_BATCHES = 0.5
+"""Below this correlation of loss steps the cases look as if they had seen different batches. With
+equal batches method.md's simulation gives 0.999 and real bf16 runs 0.9997; with different ones 0.002."""
+
+
+def cautions(
+    launches: Sequence[LaunchInput],
+    *,
+    aligned: Aligned | None,
+    baseline_first: NDArray[np.bool_] | None,
+    settling: Mapping[str, int],
+    warmup: int,
+    parity: Parity | None,
+    check_loss_parity: bool,
+    remarks: Sequence[str],
+) -> tuple[str, ...]:
+    """All cautions, the gravest first. See `analysis.Analysis` for the arguments."""
+    found = [*_swapped(launches), *_different_settings(launches)]
+    if aligned is not None:
+        found += [*_few_pairs(launches, baseline_first), *_unsettled(settling, warmup), *_unchecked(aligned)]
+    if parity is not None:
+        found += _losses(parity, check_loss_parity)
+    found += [*_formats(launches), *remarks]
+    return tuple(found)
+
+
+def _swapped(launches: Sequence[LaunchInput]) -> list[str]:
+    return [
+        f"{launch.table.source}, taken as {launch.case}, says that it is a launch of {launch.table.header.case}."
+        for launch in launches
+        if launch.table.header and launch.table.header.case != launch.case
+    ]
+
+
+def _different_settings(launches: Sequence[LaunchInput]) -> list[str]:
+    headers = [(launch.id, launch.table.header) for launch in launches if launch.table.header]
+    found: list[str] = []
+    for name in _CONTROLLED:
+        values: dict[str, str] = {}
+        for launch, header in headers:
+            values.setdefault(_text(header, name), launch)
+        if len(values) > 1:
+            listed = ", ".join(f"{value} in {launch}" for value, launch in values.items())
+            found.append(f"The launches differ in {name.replace('_', ' ')} ({listed}): they are hardly comparable.")
+    return found
+
+
+def _text(header: RunHeader, name: str) -> str:
+    value = getattr(header, name)
+    return ", ".join(f"{key} {word}" for key, word in sorted(value.items())) if isinstance(value, dict) else str(value)
+
+
+def _few_pairs(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_] | None) -> list[str]:
+    found: list[str] = []
+    pairs = len({launch.pair for launch in launches})
+    if pairs == 1:
+        found.append(
+            "One pair of launches is indicative only: launches of the same case differ from each other by more than "
+            "their iterations do."
+        )
+    if baseline_first is None:
+        found.append(
+            "The order in which the launches ran is not known, so an effect of coming second cannot be ruled out."
+        )
+    elif baseline_first.all() or not baseline_first.any():
+        first = "baseline" if baseline_first.all() else "dcp"
+        found.append(
+            f"{first} came first in every pair, so an effect of coming second cannot be told from a speed-up; "
+            "balanced order over an even number of pairs can."
+        )
+    return found
+
+
+def _unsettled(settling: Mapping[str, int], warmup: int) -> list[str]:
+    return [
+        f"{launch} was still settling: its first {count} measured iteration{'s' if count > 1 else ''} ran clearly "
+        f"slower than the rest; a warm-up of {warmup + count} would leave {'them' if count > 1 else 'it'} out."
+        for launch, count in settling.items()
+        if count
+    ]
+
+
+def _unchecked(aligned: Aligned) -> list[str]:
+    if "batch_digest" in aligned.keys:
+        return []
+    checked = [KEYS[key] for key in aligned.keys]
+    return [
+        "The records carry no batch digest; that both cases saw the same samples rests on "
+        f"{', '.join(['iteration', *checked])}."
+    ]
+
+
+def _losses(parity: Parity, check_loss_parity: bool) -> list[str]:
+    found: list[str] = []
+    if not parity.passed and not check_loss_parity:
+        found.append("The losses are out of tolerance; this does not fail the comparison, as it was told not to.")
+    if parity.step_correlation is not None and parity.step_correlation < _SAME_BATCHES:
+        found.append(
+            f"The losses of the cases do not move together (correlation of their steps {parity.step_correlation:.3f}): "
+            "they may have seen different batches."
+        )
+    return found
+
+
+def _formats(launches: Sequence[LaunchInput]) -> list[str]:
+    if not any(launch.table.format == "megatron" for launch in launches):
+        return []
+    return [
+        "Megatron-LM logs the mean of iterations 1 and 2 as iteration 2; this is undone here. Its logged TFLOP/s "
+        "count padding tokens."
+    ]

@@ -1,0 +1,65 @@
+"""`records.jsonl`, the file form of a launch's records at full precision."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dcpbench import records
+from dcpbench.records import IterationRecord, Malformed, RunEnd, RunHeader
+from dcpbench.table import ABSENT, FLOATS, INTEGERS, LaunchTable, TableBuilder, Value
+
+_LINE = re.compile(r'\s*\{"kind":\s*"(?:header|iteration|end)"')
+
+_INTEGERS = tuple(name for name in INTEGERS if name not in ("line", "total", "skipped", "skipped_samples"))
+_NAMES = ("line", "skipped", "batch_digest", "cp_sizes", *_INTEGERS, *FLOATS)
+
+
+def recognises(text: str) -> bool:
+    """Whether the text is a line of a `records.jsonl`."""
+    return _LINE.match(text) is not None
+
+
+def parse(path: Path) -> LaunchTable:
+    """The records of a `records.jsonl`. A launch that completed has written an end record.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    builder = TableBuilder(_NAMES)
+    malformed: list[Malformed] = []
+    header: RunHeader | None = None
+    end: RunEnd | None = None
+    for number, record in records.stream(path):
+        if isinstance(record, IterationRecord):
+            builder.add(_row(number, record), record.problems)
+        elif isinstance(record, Malformed):
+            malformed.append(record)
+        elif isinstance(record, RunHeader):
+            if header is not None:
+                malformed.append(Malformed(number, "a second header; the file holds more than one launch"))
+            header = header or record
+        else:
+            end = record
+    return LaunchTable(
+        source=path.name,
+        format="jsonl",
+        columns=builder.columns(),
+        header=header,
+        end=end,
+        malformed=tuple(malformed),
+        problems=builder.problems,
+        ends_are_marked=True,
+        hint=f"no records in {path.name}; the launch ended before its first iteration did",
+    )
+
+
+def _row(number: int, record: IterationRecord) -> list[Value]:
+    row: list[Value] = [number, int(record.skipped), record.batch_digest or "", records.cp_text(record.cp_sizes)]
+    for name in _INTEGERS:
+        value = getattr(record, name)
+        row.append(ABSENT if value is None else value)
+    for name in FLOATS:
+        value = getattr(record, name)
+        row.append(float("nan") if value is None else value)
+    return row

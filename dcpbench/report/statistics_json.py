@@ -1,0 +1,135 @@
+"""`statistics.json`: the machine-readable result, whose keys are a contract.
+
+Strict JSON: no NaN, no Infinity. Each null outside `faults` has its reason in `reasons`, under the
+dotted path of its key. In `faults`, a null iteration means that the fault concerns the whole launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcpbench.analysis import Analysis, CaseResult, LaunchResult
+
+SCHEMA_VERSION = 1
+
+_NO_COMPARISON = "not computed: the records cannot be compared, see faults"
+_REASONS = {
+    "samples_per_second": "the records carry no sample counts",
+    "tokens_per_second": "the records carry no token counts",
+    "tflops_per_gpu": "the records carry no token counts and squared lengths, or the header no FLOP coefficients",
+    "consumed_samples": "the records carry no sample counts",
+    "consumed_tokens": "the records carry no token counts",
+    "step_correlation": "too few iterations, or a loss that does not vary",
+    "grad_norm_max_rel_diff": "the records of at least one case carry no gradient norms",
+    "grad_norm_first_rel_diff": "the records of at least one case carry no gradient norm of iteration 1",
+    "order_effect": "known only when both orders of the cases were launched",
+    "position": "the logs do not tell in which order the launches ran",
+    "failure": "the launch did not fail",
+}
+_NOT_REPORTED = "the records do not carry it"
+
+
+def document(analysis: Analysis) -> dict[str, Any]:
+    """The result as plain data."""
+    speedup = analysis.speedup
+    parity = analysis.parity
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "name": analysis.name,
+        "verdict": analysis.verdict.outcome,
+        "exit_code": int(analysis.verdict.exit_code),
+        "verdict_reasons": list(analysis.verdict.reasons),
+        "iterations": analysis.iterations,
+        "warmup_iterations": analysis.warmup,
+        "pairs": analysis.pairs,
+        "cases": {name: _case(case) for name, case in analysis.cases.items()},
+        "speedup": {
+            "total": speedup.total if speedup else None,
+            "mean": speedup.mean if speedup else None,
+            "median": speedup.median if speedup else None,
+            "trimmed_mean": speedup.trimmed_mean if speedup else None,
+            "by_pair": list(speedup.by_pair) if speedup else None,
+            "trimmed_kept": speedup.trimmed_kept if speedup else None,
+            "trimmed_cut": speedup.trimmed_cut if speedup else None,
+        },
+        "order_effect": analysis.order_effect,
+        "parity": {
+            "passed": parity.passed if parity else None,
+            "checked": analysis.tolerances.check_loss_parity,
+            "loss_atol": analysis.tolerances.loss_atol,
+            "loss_rtol": analysis.tolerances.loss_rtol,
+            "max_abs_diff": parity.max_abs_diff if parity else None,
+            "mean_abs_diff": parity.mean_abs_diff if parity else None,
+            "first_iteration_diff": parity.first_iteration_diff if parity else None,
+            "compared": parity.compared if parity else None,
+            "outside": parity.outside if parity else None,
+            "worst": {**asdict(parity.worst), "pair": parity.worst.pair + 1} if parity else None,
+            "step_correlation": parity.step_correlation if parity else None,
+            "grad_norm_max_rel_diff": parity.grad_norm_max_rel_diff if parity else None,
+            "grad_norm_first_rel_diff": parity.grad_norm_first_rel_diff if parity else None,
+        },
+        "aligned_on": list(analysis.aligned_on),
+        "launches": [_launch(launch) for launch in analysis.launches],
+        "cautions": list(analysis.cautions),
+        "faults": [asdict(fault) for fault in analysis.faults],
+    }
+    compared = analysis.aligned is not None
+    result["reasons"] = {path: _reason(path, compared) for path in nulls(result) if not path.startswith("faults.")}
+    return result
+
+
+def write(analysis: Analysis) -> str:
+    """The document as text; the same analysis gives the same bytes."""
+    return json.dumps(document(analysis), indent=2, allow_nan=False) + "\n"
+
+
+def nulls(value: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of every null; list elements go by their index."""
+    if value is None:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from nulls(item, f"{path}.{key}" if path else str(key))
+
+
+def _reason(path: str, compared: bool) -> str:
+    key = path.rsplit(".", 1)[-1]
+    if not compared and key not in ("position", "failure"):
+        return _NO_COMPARISON
+    return _REASONS.get(key, _NOT_REPORTED)
+
+
+def _case(case: CaseResult) -> dict[str, Any]:
+    statistics, profile, header = case.statistics, case.profile, case.header
+    return {
+        "launches": statistics.launches if statistics else None,
+        "iterations": statistics.iterations if statistics else None,
+        "mean_ms": statistics.mean_ms if statistics else None,
+        "median_ms": statistics.median_ms if statistics else None,
+        "trimmed_mean_ms": statistics.trimmed_mean_ms if statistics else None,
+        "total_seconds": statistics.total_seconds if statistics else None,
+        "samples_per_second": statistics.samples_per_second if statistics else None,
+        "tokens_per_second": statistics.tokens_per_second if statistics else None,
+        "tflops_per_gpu": statistics.tflops_per_gpu if statistics else None,
+        "consumed_samples": case.consumed_samples,
+        "consumed_tokens": case.consumed_tokens,
+        "padding_share": profile.padding_share if profile else None,
+        "cp_sizes": {str(size): n for size, n in profile.cp_sizes.items()} if profile and profile.cp_sizes else None,
+        "microbatches": profile.microbatches if profile else None,
+        "scheduling_ms": profile.scheduling_ms if profile else None,
+        "peak_memory_bytes": profile.peak_memory_bytes if profile else None,
+        "logged_tflops_per_gpu": profile.logged_tflops_per_gpu if profile else None,
+        "scheduler": header.scheduler if header else None,
+        "attention": header.attention if header else None,
+        "padding": header.padding if header else None,
+        "dtype": header.dtype if header else None,
+        "world_size": header.world_size if header else None,
+    }
+
+
+def _launch(launch: LaunchResult) -> dict[str, Any]:
+    return asdict(launch)

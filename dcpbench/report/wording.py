@@ -1,0 +1,185 @@
+"""Words and tables that the console and the Markdown report share. Formats numbers, computes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dcpbench.faults import Fault
+
+if TYPE_CHECKING:
+    from dcpbench.analysis import Analysis, CaseResult
+
+NONE = "-"
+Row = tuple[str, ...]
+
+
+def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
+    """A formatted number with its unit, or a dash."""
+    return NONE if value is None else f"{value:{form}}{unit}"
+
+
+def headline(analysis: Analysis) -> str:
+    """The answer in one sentence, without cautions."""
+    verdict, speedup, parity = analysis.verdict, analysis.speedup, analysis.parity
+    if speedup is None or parity is None:
+        return "FAILED: " + "; ".join(verdict.reasons) + "."
+    result = f"dcp trained {speedup.total:.3f} times as fast as baseline"
+    if speedup.total < 1:
+        result += " (so it was slower)"
+    if analysis.pairs == 1:
+        result += " in one pair of launches, which is indicative only"
+    else:
+        result += f" over {analysis.pairs} pairs of launches"
+    if verdict.outcome == "failed":
+        return f"FAILED: {'; '.join(verdict.reasons)}. Apart from that, {result}."
+    agreement = "passed" if parity.passed else "was out of tolerance and not a gate"
+    return f"PASSED: {result}; loss parity {agreement} (greatest difference {parity.max_abs_diff:.3g})."
+
+
+def case_rows(analysis: Analysis) -> list[Row]:
+    """(quantity, baseline, dcp) for every quantity that at least one case has."""
+    rows = [(label, *(show(case) for case in analysis.cases.values())) for label, show in _CASE_ROWS]
+    return [row for row in rows if any(cell != NONE for cell in row[1:])]
+
+
+def _statistic(name: str, form: str = ",.1f") -> Callable[[CaseResult], str]:
+    return lambda case: number(getattr(case.statistics, name, None), form)
+
+
+def _profile(name: str, form: str = ",.1f") -> Callable[[CaseResult], str]:
+    return lambda case: number(getattr(case.profile, name, None), form)
+
+
+def _setting(name: str) -> Callable[[CaseResult], str]:
+    return lambda case: str(getattr(case.header, name, None) or NONE)
+
+
+def _cp_sizes(case: CaseResult) -> str:
+    sizes = case.profile.cp_sizes if case.profile else None
+    return ", ".join(f"CP {size}: {count:,}" for size, count in sizes.items()) if sizes else NONE
+
+
+def _memory(case: CaseResult) -> str:
+    peak = case.profile.peak_memory_bytes if case.profile else None
+    return NONE if peak is None else f"{peak / 2**20:,.0f} MiB"
+
+
+_CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
+    ("scheduler", _setting("scheduler")),
+    ("attention backend", _setting("attention")),
+    ("padding policy", _setting("padding")),
+    ("compute type", _setting("dtype")),
+    ("measured iterations", _statistic("iterations", ",d")),
+    ("mean iteration (ms)", _statistic("mean_ms")),
+    ("median iteration (ms)", _statistic("median_ms")),
+    ("10 % trimmed mean (ms)", _statistic("trimmed_mean_ms")),
+    ("samples/s", _statistic("samples_per_second")),
+    ("tokens/s (padding left out)", _statistic("tokens_per_second", ",.0f")),
+    ("TFLOP/s per GPU (real tokens)", _statistic("tflops_per_gpu", ",.3g")),
+    ("TFLOP/s per GPU as logged", _profile("logged_tflops_per_gpu", ",.3g")),
+    ("padding share of tokens", _profile("padding_share", ".2%")),
+    ("microbatches per iteration", _profile("microbatches")),
+    ("microbatches by CP size", _cp_sizes),
+    ("scheduling per iteration (ms)", _profile("scheduling_ms", ",.3f")),
+    ("peak memory of a rank", _memory),
+)
+
+
+def speedup_rows(analysis: Analysis) -> list[Row]:
+    """(measure, speed-up) by each summary."""
+    speedup = analysis.speedup
+    if speedup is None:
+        return []
+    cut, all_ = speedup.trimmed_cut, speedup.trimmed_cut + speedup.trimmed_kept
+    rows: list[Row] = [
+        ("total throughput (headline)", f"{speedup.total:.3f}"),
+        ("mean iteration", f"{speedup.mean:.3f}"),
+        ("median iteration", f"{speedup.median:.3f}"),
+        (f"trimmed mean, the same {cut} of {all_} iterations cut from both", f"{speedup.trimmed_mean:.3f}"),
+    ]
+    if analysis.order_effect is not None:
+        rows.append(("effect of coming second in a pair (on time)", f"{analysis.order_effect - 1:+.1%}"))
+    return rows
+
+
+def parity_rows(analysis: Analysis) -> list[Row]:
+    """(quantity, value) of the loss comparison."""
+    parity = analysis.parity
+    if parity is None:
+        return []
+    worst = parity.worst
+    return [
+        ("tolerance", f"{parity.atol:g} + {parity.rtol:g} x |baseline loss|"),
+        ("iterations out of tolerance", f"{parity.outside:,} of {parity.compared:,}"),
+        ("greatest difference", f"{parity.max_abs_diff:.3g}"),
+        ("mean difference", f"{parity.mean_abs_diff:.3g}"),
+        ("difference at iteration 1", f"{parity.first_iteration_diff:.3g}"),
+        (
+            f"nearest to the limit: iteration {worst.iteration} of pair {worst.pair + 1}",
+            f"{worst.baseline:.6g} and {worst.dcp:.6g}; allowed {worst.allowed:.3g}",
+        ),
+        ("correlation of loss steps", number(parity.step_correlation, ".5f")),
+        ("greatest relative difference of grad norms", number(parity.grad_norm_max_rel_diff, ".3g")),
+        ("the same at iteration 1", number(parity.grad_norm_first_rel_diff, ".3g")),
+    ]
+
+
+LAUNCH_COLUMNS = ("launch", "started as", "records", "mean ms", "total s", "samples/s", "tokens/s", "read from")
+
+
+def launch_rows(analysis: Analysis) -> list[Row]:
+    """One row for each launch, under `LAUNCH_COLUMNS`."""
+    return [
+        (
+            launch.id,
+            number(launch.position, "d"),
+            f"{launch.records:,}" if launch.failure is None else f"{launch.records:,} (failed)",
+            number(launch.mean_ms),
+            number(launch.total_seconds, ",.2f"),
+            number(launch.samples_per_second),
+            number(launch.tokens_per_second, ",.0f"),
+            f"{launch.source} ({launch.format})",
+        )
+        for launch in analysis.launches
+    ]
+
+
+def warmup_sentence(analysis: Analysis) -> str:
+    """Which iterations were left out, and which were measured."""
+    total, warmup = analysis.iterations, analysis.warmup
+    if warmup == 0:
+        return f"All {total} iterations of each launch were measured; no warm-up was left out."
+    left_out = "iteration 1" if warmup == 1 else f"iterations 1 to {warmup}"
+    return f"Measured are iterations {warmup + 1} to {total} of each launch; {left_out} were left out as warm-up."
+
+
+def fault_lines(analysis: Analysis, most: int) -> list[str]:
+    """One line for each fault; equal ones of consecutive iterations share a line. At most `most` lines."""
+    runs: list[list[Fault]] = []
+    for fault in analysis.faults:
+        if runs and _continues(runs[-1][-1], fault):
+            runs[-1].append(fault)
+        else:
+            runs.append([fault])
+    lines = [_fault_line(run[0], run[-1]) for run in runs[:most]]
+    if len(runs) > most:
+        lines.append(f"and {len(runs) - most} more; statistics.json lists them")
+    return lines
+
+
+def _continues(last: Fault, fault: Fault) -> bool:
+    return (
+        (last.launch, last.kind, last.message) == (fault.launch, fault.kind, fault.message)
+        and last.iteration is not None
+        and fault.iteration == last.iteration + 1
+    )
+
+
+def _fault_line(first: Fault, last: Fault) -> str:
+    where = ""
+    if first.iteration is not None:
+        where = (
+            f", iteration {first.iteration}" if first is last else f", iterations {first.iteration}-{last.iteration}"
+        )
+    return f"{first.launch} ({first.case}){where}: {first.kind.replace('_', ' ')}: {first.message}"

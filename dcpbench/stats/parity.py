@@ -1,0 +1,122 @@
+"""Whether the losses of both cases agree at every iteration.
+
+Different context-parallel layouts add in different orders, so equality to the last bit is not
+expected; the rule is |dcp - baseline| <= atol + rtol * |baseline|, warm-up included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WorstIteration:
+    """Where the difference stands highest against its tolerance."""
+
+    pair: int
+    """Row of the arrays, counted from 0."""
+    iteration: int
+    baseline: float
+    dcp: float
+    difference: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Losses of all pairs compared; differences are dcp minus baseline."""
+
+    passed: bool
+    atol: float
+    rtol: float
+    compared: int
+    outside: int
+    """Iterations out of tolerance."""
+    max_abs_diff: float
+    mean_abs_diff: float
+    first_iteration_diff: float
+    """Greatest |difference| at iteration 1 of any pair: before any update, so it shows scaling errors best."""
+    worst: WorstIteration
+    step_correlation: float | None
+    """Least Pearson correlation, over pairs, of the losses' changes from one iteration to the next: near 0
+    when the cases saw different batches. None when it cannot be computed (see `step_correlation`)."""
+    grad_norm_max_rel_diff: float | None
+    grad_norm_first_rel_diff: float | None
+
+
+def parity(
+    baseline: Values,
+    dcp: Values,
+    atol: float,
+    rtol: float,
+    baseline_grad_norm: Values | None = None,
+    dcp_grad_norm: Values | None = None,
+) -> Parity:
+    """Compares finite losses of shape (pairs, iterations), every iteration from the first on.
+
+    Gradient norms are compared where both cases have them, and only reported: clipping makes Adam
+    hide their scale from the loss.
+
+    Raises:
+        ValueError: the shapes differ or nothing is there to compare.
+    """
+    if baseline.shape != dcp.shape or baseline.size == 0:
+        raise ValueError(f"losses to compare have shapes {baseline.shape} and {dcp.shape}")
+    difference = dcp - baseline
+    size = np.abs(difference)
+    allowed = atol + rtol * np.abs(baseline)
+    pair, index = np.unravel_index(int(np.argmax(size - allowed)), size.shape)
+    correlations = [step_correlation(b, d) for b, d in zip(baseline, dcp, strict=True)]
+    known = [value for value in correlations if value is not None]
+    norm_max = norm_first = None
+    if baseline_grad_norm is not None and dcp_grad_norm is not None:
+        norm_max, norm_first = _relative(baseline_grad_norm, dcp_grad_norm)
+    return Parity(
+        passed=bool((size <= allowed).all()),
+        atol=atol,
+        rtol=rtol,
+        compared=size.size,
+        outside=int((size > allowed).sum()),
+        max_abs_diff=float(size.max()),
+        mean_abs_diff=float(size.mean()),
+        first_iteration_diff=float(size[:, 0].max()),
+        worst=WorstIteration(
+            pair=int(pair),
+            iteration=int(index) + 1,
+            baseline=float(baseline[pair, index]),
+            dcp=float(dcp[pair, index]),
+            difference=float(difference[pair, index]),
+            allowed=float(allowed[pair, index]),
+        ),
+        step_correlation=min(known) if len(known) == len(correlations) else None,
+        grad_norm_max_rel_diff=norm_max,
+        grad_norm_first_rel_diff=norm_first,
+    )
+
+
+def step_correlation(baseline: Values, dcp: Values) -> float | None:
+    """Pearson correlation of first differences of two losses, shape (iterations,).
+
+    None with fewer than three differences, or when one of the losses changes by the same amount in
+    every step: then there is nothing to correlate.
+    """
+    a, b = np.diff(baseline), np.diff(dcp)
+    if a.size < 3:
+        return None
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else None
+
+
+def _relative(baseline: Values, dcp: Values) -> tuple[float | None, float | None]:
+    """(greatest, at iteration 1) relative difference, over the places where both have a positive norm."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.abs(dcp - baseline) / baseline
+    relative = np.where(np.isfinite(relative), relative, -1.0)
+    greatest, first = float(relative.max()), float(relative[:, 0].max())
+    return (None if greatest < 0 else greatest), (None if first < 0 else first)
