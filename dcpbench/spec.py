@@ -214,7 +214,8 @@ class TextData(Section):
     response_column: str | None = Field(None, description="Column that holds the response; goes with prompt_column.")
     text_column: str | None = Field(None, description="Column that holds plain text.")
     tokenizer: str = Field(
-        "byte", description="`byte` (built in, 256 bytes and an end mark) or a Hugging Face tokenizer directory."
+        "byte",
+        description="`byte` (built in: 256 bytes, an end mark, four role marks) or a Hugging Face tokenizer directory.",
     )
     max_length: int | None = Field(None, ge=2, description="Length limit in tokens; see too_long.")
     too_long: Literal["refuse", "drop", "cut"] = Field("refuse", description="What happens to samples over max_length.")

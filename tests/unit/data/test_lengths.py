@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dcpbench.data.lengths import TRAINING_SPLIT, csv_lengths, dataset_lengths, lognormal_draws
 from dcpbench.errors import DataError
@@ -57,6 +59,21 @@ def test_uniform_covers_its_range_and_repeats() -> None:
 
 def test_uniform_draws_are_pinned() -> None:
     assert dataset_lengths(UniformData(min_length=16, max_length=1024))[:6].tolist() == [700, 575, 645, 208, 851, 779]
+
+
+@pytest.mark.parametrize(
+    ("cls", "values"),
+    [
+        (LognormalData, {"seed": 2**32}),
+        (LognormalData, {"sigma": 1e200}),
+        (UniformData, {"max_length": 2**31}),
+        (ListData, {"lengths": (2**31,)}),
+        (ListData, {"lengths": (1,)}),
+    ],
+)
+def test_values_that_no_length_can_have_are_refused_by_the_spec(cls: Any, values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        cls(**values)
 
 
 def test_list_in_order() -> None:
