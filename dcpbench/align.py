@@ -20,7 +20,6 @@ from dcpbench.table import ABSENT, FLOATS, TEXTS
 
 KEYS = {
     "consumed_samples": "consumed samples",
-    "skipped_samples": "skipped samples",
     "consumed_tokens": "consumed tokens",
     "samples": "samples",
     "tokens": "tokens",

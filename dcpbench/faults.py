@@ -145,14 +145,16 @@ def _number_faults(launch: LaunchInput) -> Iterator[Fault]:
     table = launch.table
     columns = table.columns
     problems = table.problems or {}
-    skipped = columns["skipped"] > 0
+    skipped = (columns["skipped"] > 0) | (columns["skipped_samples"] > 0)
     bad = ~np.isfinite(columns["loss"]) | ~(columns["seconds"] > 0) | ~np.isfinite(columns["seconds"])
     bad |= np.isinf(columns["grad_norm"])
     bad[list(problems)] = True
     for row in np.flatnonzero(skipped | bad).tolist():
         iteration = int(columns["iteration"][row])
         if skipped[row]:
-            yield fault_of(launch, iteration, "skipped", "the optimizer step was skipped")
+            samples = int(columns["skipped_samples"][row])
+            what = f"{samples} samples had been skipped" if samples > 0 else "the optimizer step was skipped"
+            yield fault_of(launch, iteration, "skipped", what)
             continue
         remarks = problems.get(row, ())
         reasons: list[str] = []

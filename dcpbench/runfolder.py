@@ -148,9 +148,14 @@ def describe(folder: RunFolder, spec: Spec, launches: list[Launch]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        unfinished.write_bytes(content)
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

@@ -6,17 +6,14 @@ log. The ledger says which launches failed, whatever their records look like.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
-from dcpbench import plan
+from dcpbench import config, ledger, plan, runfolder
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import LaunchInput
+from dcpbench.ledger import Entry
 from dcpbench.parse import FORMATS, parse_log
 from dcpbench.plan import CaseName, Launch
 from dcpbench.spec import Spec
@@ -52,21 +49,28 @@ def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto
     return Source("logs", tuple(launches))
 
 
-def read_run(folder: Path) -> Source:
+def read_run(path: Path) -> Source:
     """Every launch that the run planned, whether it took place or not.
 
     Raises:
         LogError: the folder is no run folder, or one of its files cannot be read.
+        SpecError: its `spec.yaml` is broken.
     """
-    spec = _spec(folder)
-    ledger = _ledger(folder / "ledger.jsonl")
+    folder = runfolder.existing(path)
+    spec = config.load(folder.spec, environ={}).spec
+    ends = ledger.last_end(folder.ledger) if folder.ledger.exists() else None
+    started = _start_order(folder.ledger)
     launches: list[LaunchInput] = []
     remarks: list[str] = []
-    for planned in plan.build(spec, folder):
-        launch, remark = _launch(planned, ledger)
-        launches.append(launch)
-        if remark:
-            remarks.append(remark)
+    for planned in plan.build(spec, path):
+        table = _table(planned)
+        if table.format == "native":
+            remarks.append(
+                f"{planned.id} was read from its console log, at reduced precision: it has no records.jsonl."
+            )
+        failure = None if ends is None else _failure(planned.id, ends)
+        position = started.get(planned.id, planned.position if ends is None else None)
+        launches.append(LaunchInput(planned.id, planned.case, planned.pair, position, table, failure))
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
     return Source(spec.name, tuple(launches), spec, tuple(remarks))
 
@@ -74,71 +78,38 @@ def read_run(folder: Path) -> Source:
 _CASE_NAMES: tuple[CaseName, CaseName] = ("baseline", "dcp")
 
 
-def _spec(folder: Path) -> Spec:
-    """The resolved spec, as any of the launches carries it."""
-    files = sorted((folder / "launches").glob("*/launch.json"))
-    if not files:
-        raise LogError(f"{folder} is no run folder: it holds no launches/*/launch.json")
-    try:
-        return Launch.model_validate_json(files[0].read_bytes()).spec
-    except OSError as error:
-        raise LogError(f"{files[0]} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise LogError(f"{files[0]}: {where}: {first['msg']}") from None
+def _start_order(path: Path) -> dict[str, int]:
+    """Place in time, from 1, of each launch's last start: a resumed run may have made them in another order."""
+    starts = [entry.launch for entry in ledger.read(path) if entry.event == "start"]
+    last = {launch: number for number, launch in enumerate(starts)}
+    return {launch: place for place, launch in enumerate(sorted(last, key=last.__getitem__), start=1)}
 
 
-def _launch(planned: Launch, ledger: dict[str, dict[str, Any]] | None) -> tuple[LaunchInput, str]:
-    """The launch as it was recorded, and a remark on which file was read."""
-    remark = ""
+def _table(planned: Launch) -> LaunchTable:
+    """What the launch recorded: its records file, or else what its console log holds."""
     try:
         if planned.records.is_file():
-            table = FORMATS["jsonl"][1](planned.records)
-        elif planned.log.is_file():
-            table = FORMATS["native"][1](planned.log)
-            remark = f"{planned.id} was read from its console log, at reduced precision: records.jsonl is not there."
-        else:
-            table = _no_records(planned.id)
+            return FORMATS["jsonl"][1](planned.records)
+        if planned.log.is_file():
+            return FORMATS["native"][1](planned.log)
     except OSError as error:
         raise LogError(f"the records of launch {planned.id} cannot be read: {error.strerror}") from None
-    failure = None if ledger is None else _failure(ledger.get(planned.id))
-    launch = LaunchInput(planned.id, planned.case, planned.pair, planned.position, table, failure)
-    return launch, remark
-
-
-def _no_records(launch: str) -> LaunchTable:
-    hint = f"launch {launch} left neither records.jsonl nor stdout.log"
+    hint = f"launch {planned.id} left neither records.jsonl nor stdout.log"
     return LaunchTable(source="-", format="none", columns=TableBuilder(()).columns(), hint=hint)
 
 
-def _ledger(path: Path) -> dict[str, dict[str, Any]] | None:
-    """The last event of each launch; None when the run keeps no ledger. A torn line is passed over."""
-    if not path.is_file():
-        return None
-    last: dict[str, dict[str, Any]] = {}
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and event.get("event") in ("start", "end") and isinstance(event.get("launch"), str):
-            last[event["launch"]] = event
-    return last
-
-
-def _failure(event: dict[str, Any] | None) -> str | None:
+def _failure(launch: str, ends: dict[str, Entry | None]) -> str | None:
     """Why the launch failed, as what follows its name in a sentence; None when it completed.
 
     A launch that exited with 0 before its last iteration did not fail, it is incomplete: its
     records say so.
     """
-    if event is None:
+    if launch not in ends:
         return "was not launched"
-    if event["event"] == "start":
+    end = ends[launch]
+    if end is None:
         return "was started, and nothing recorded its end"
-    status, code = event.get("status"), event.get("exit_code")
-    if status == "completed" or (status == "failed" and code == 0):
+    if end.status == "completed" or (end.status == "failed" and end.exit_code == 0):
         return None
-    words = str(event.get("reason") or {"timeout": "ran past its time limit"}.get(str(status), f"{status}"))
-    return words if code in (None, 0) or str(code) in words else f"{words} (exit code {code})"
+    words = end.reason or {"timeout": "ran past its time limit"}.get(str(end.status), str(end.status))
+    return words if not end.exit_code or str(end.exit_code) in words else f"{words} (exit code {end.exit_code})"

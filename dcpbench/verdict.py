@@ -36,7 +36,7 @@ def judge(faults: Sequence[Fault], parity: Parity | None, check_loss_parity: boo
     """
     failed = [fault for fault in faults if fault.kind == "launch_failed"]
     if failed:
-        reasons = tuple(f"launch {fault.launch} ({fault.case}) failed: {fault.message}" for fault in failed)
+        reasons = tuple(f"{fault.launch} {fault.message}" for fault in failed)
         return Verdict("failed", ExitCode.LAUNCH_FAILED, reasons)
     if faults or parity is None:
         return Verdict("failed", ExitCode.RECORDS, (_records_sentence(faults),))

@@ -54,13 +54,10 @@ def parse(path: Path) -> LaunchTable:
         for row, problems in reader.read(number, text):
             averaging.undo(row)
             builder.add(row, problems)
-    columns = builder.columns()
-    # The field appears only once samples have been skipped.
-    columns["skipped_samples"] = columns["skipped_samples"].clip(min=0)
     return LaunchTable(
         source=path.name,
         format="megatron",
-        columns=columns,
+        columns=builder.columns(),
         malformed=tuple(reader.malformed),
         problems=builder.problems,
         hint=f"no records here ({path.name}); {HINT}",

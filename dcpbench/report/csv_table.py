@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,8 @@ def write(analysis: Analysis) -> str:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(("case", "metric", "value", "unit"))
     for case, metric, value, unit in _rows(analysis):
-        table.writerow(
-            (case, metric, "" if value is None else repr(value) if isinstance(value, float) else value, unit)
-        )
+        text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
+        table.writerow((case, metric, text, unit))
     return file.getvalue()
 
 

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis, CaseResult, LaunchResult
+    from dcpbench.analysis import Analysis
+    from dcpbench.results import CaseResult
 
 SCHEMA_VERSION = 1
 
@@ -73,7 +74,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "grad_norm_first_rel_diff": parity.grad_norm_first_rel_diff if parity else None,
         },
         "aligned_on": list(analysis.aligned_on),
-        "launches": [_launch(launch) for launch in analysis.launches],
+        "launches": [asdict(launch) for launch in analysis.launches],
         "cautions": list(analysis.cautions),
         "faults": [asdict(fault) for fault in analysis.faults],
     }
@@ -129,7 +130,3 @@ def _case(case: CaseResult) -> dict[str, Any]:
         "dtype": header.dtype if header else None,
         "world_size": header.world_size if header else None,
     }
-
-
-def _launch(launch: LaunchResult) -> dict[str, Any]:
-    return asdict(launch)

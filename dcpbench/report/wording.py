@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dcpbench.faults import Fault
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis, CaseResult
+    from dcpbench.analysis import Analysis
+    from dcpbench.results import CaseResult
 
 NONE = "-"
 Row = tuple[str, ...]
