@@ -24,7 +24,7 @@ from dcpbench.runfolder import write_bytes
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Tolerances
 from dcpbench.stats.parity import Parity, parity
-from dcpbench.stats.throughput import Speedup, order_effect
+from dcpbench.stats.throughput import Speedup, log_ratios, order_effect, speedup
 from dcpbench.verdict import Verdict, judge
 
 DEFAULT_WARMUP = 10
