@@ -44,9 +44,15 @@ def segments(path: Path) -> Iterator[tuple[int, str]]:
         while block := file.read(_BLOCK):
             *lines, rest = decoder.decode(block).split("\n")
             for line in lines:
-                yield from _stretches(number, "".join((*pending, line)) if pending else line)
-                pending.clear()
-                length = 0
+                whole = line
+                if pending:
+                    whole = "".join((*pending, line))
+                    pending.clear()
+                    length = 0
+                if "\r" in whole or "\x1b" in whole:
+                    yield from _stretches(number, whole)
+                else:
+                    yield number, whole
                 number += 1
             pending.append(rest)
             length += len(rest)
@@ -61,13 +67,8 @@ def segments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _stretches(number: int, line: str) -> Iterator[tuple[int, str]]:
-    if "\x1b" in line:
-        line = _ESCAPES.sub("", line)
-    if "\r" in line:
-        for part in line.split("\r"):
-            yield number, part
-    else:
-        yield number, line
+    for part in _ESCAPES.sub("", line).split("\r"):
+        yield number, part
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,10 @@ class RecordReader:
 
     def read(self, number: int, text: str) -> Iterator[tuple[list[Value], tuple[str, ...]]]:
         """(row, problems) of each record in one stretch of text; malformed ones go to `malformed`."""
-        if not any(literal in text for literal in self.literals):
+        for literal in self.literals:
+            if literal in text:
+                break
+        else:
             return
         match = self._start.search(text)
         if match is None:

@@ -78,6 +78,7 @@ class _Averaging:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._at = {name: slot for slot, name in enumerate(names)}
+        self._iteration = self._at["iteration"]
         self._records = 0
         self._last = 0.0
         self._first: _First | None = None
@@ -90,7 +91,7 @@ class _Averaging:
     def undo(self, row: list[Value]) -> None:
         """Corrects `row` in place where it is the second record of its process."""
         at = self._at
-        iteration = float(row[at["iteration"]])
+        iteration = float(row[self._iteration])
         self._records = 1 if iteration <= self._last else self._records + 1
         self._last = iteration
         if self._records > 2:
