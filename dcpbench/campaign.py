@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 from dcpbench import launch as launching
-from dcpbench import ledger, records, telemetry
+from dcpbench import ledger, plan, records, runfolder, telemetry
+from dcpbench.data.prepare import prepare
 from dcpbench.errors import DcpbenchError, Interrupted
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Listener
 from dcpbench.plan import Launch
 from dcpbench.redact import redact_value
-from dcpbench.runfolder import write_text
+from dcpbench.runfolder import RunFolder, write_text
+from dcpbench.spec import Spec
 
 
 class Executor(Protocol):
@@ -52,6 +54,22 @@ class TorchrunExecutor:
         ranks = launch.spec.topology.gpus_per_node
         with telemetry.sampling(launch.folder / "gpu.csv", ranks, self.environ, nvml=nvml):
             return launching.run(launch, listener=self.listener, environ=self.environ, interrupts=self.interrupts)
+
+
+def begin(spec: Spec, path: Path, *, resume: bool, listener: Listener) -> tuple[RunFolder, list[Launch]]:
+    """Everything before the first launch: the run folder, its plan, the prepared data.
+
+    Raises:
+        UsageError, SpecError: the folder cannot be used; see `runfolder.open_for`.
+        DataError: the data cannot be prepared.
+    """
+    folder = runfolder.open_for(spec, path, resume=resume)
+    launches = plan.build(spec, path)
+    listener.planned(launches)
+    runfolder.describe(folder, spec, launches)
+    listener.phase("preparing data")
+    prepare(spec, folder.data)
+    return folder, launches
 
 
 def walk(

@@ -1,0 +1,284 @@
+"""The command line: commands, options, exit codes. What a command does is in `commands.py`.
+
+Nothing heavy is imported before a command runs, so that `--help` and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dcpbench import __version__
+from dcpbench.errors import DcpbenchError, ExitCode
+
+_HELP = """How much faster is dynamic context parallelism than fixed, and does the loss stay the same?
+
+\b
+Exit codes:
+    0  passed
+    1  a gate failed: loss parity, or a requested minimum speed-up
+    2  usage or spec error
+    3  inconclusive
+    4  a launch failed
+    5  records incomplete or misaligned
+    6  preflight refused
+   70  internal error: a fault of dcpbench itself
+  124  timeout
+  130  interrupted
+
+\b
+Progress goes to stderr, results to stdout. NO_COLOR is honoured.
+"""
+
+app = typer.Typer(
+    name="dcpbench",
+    help=_HELP,
+    no_args_is_help=True,
+    # Plain help and plain errors: importing rich would cost more time than all the rest of `--help`.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Order(StrEnum):
+    """Values of `--order`."""
+
+    balanced = "balanced"
+    baseline_first = "baseline_first"
+    dcp_first = "dcp_first"
+
+
+class Format(StrEnum):
+    """Values of `--format`."""
+
+    auto = "auto"
+    native = "native"
+    megatron = "megatron"
+
+
+def _complete_spec(incomplete: str) -> list[str]:
+    from dcpbench import resources  # noqa: PLC0415 - only where the shell asks
+
+    try:
+        names = [path.stem for path in resources.configs()]
+    except DcpbenchError:
+        names = []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+SpecFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SPEC", help="A spec file (YAML), or the name of one that is shipped.", autocompletion=_complete_spec
+    ),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Set a field of the spec; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (or DCPBENCH_DEBUG=1).")]
+Atol = Annotated[
+    float | None, typer.Option("--loss-atol", envvar="LOSS_ATOL", show_envvar=True, help="Absolute loss tolerance.")
+]
+Rtol = Annotated[
+    float | None, typer.Option("--loss-rtol", envvar="LOSS_RTOL", show_envvar=True, help="Relative loss tolerance.")
+]
+CheckParity = Annotated[
+    bool | None,
+    typer.Option(
+        "--check-loss-parity/--no-check-loss-parity",
+        envvar="CHECK_LOSS_PARITY",
+        show_envvar=True,
+        help="Whether a finite loss out of tolerance fails.",
+    ),
+]
+AnalyzeOnly = Annotated[
+    bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", show_envvar=True, help="Leave the manifest as it is.")
+]
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"dcpbench {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    spec: SpecFile,
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    pairs: Annotated[int | None, typer.Option("--pairs", help="Launches of each case.")] = None,
+    order: Annotated[Order | None, typer.Option("--order", help="Which case goes first in each pair.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every launch; launch and write nothing.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds one launch may take.")] = None,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on after a launch has failed.")] = False,
+    json: Json = False,
+    analyze_only: Annotated[bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", hidden=True)] = False,
+    debug: Debug = False,
+) -> None:
+    """Launch the pairs of a spec, compare them, write report and manifest."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    given = {
+        "launches.pairs": ("--pairs", pairs),
+        "launches.order": ("--order", order and order.value),
+        "launches.timeout": ("--timeout", timeout),
+        "launches.keep_going": ("--keep-going", keep_going or None),
+        "output.dir": ("--out", out and str(out)),
+    }
+    options = {field: value for field, value in given.items() if value[1] is not None}
+    resolved = commands.resolve(spec, overrides, options)
+    if dry_run:
+        _exit(commands.dry_run(resolved, as_json=json))
+    if analyze_only:
+        _exit(commands.analyze_existing(resolved, as_json=json))
+    _exit(commands.run(resolved, resume=resume, as_json=json))
+
+
+@app.command()
+def analyze(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder.")] = None,
+    analyze_only: AnalyzeOnly = False,
+    baseline_log: Annotated[
+        list[Path], typer.Option("--baseline-log", help="Console log of a baseline launch; once for each pair.")
+    ] = [],  # noqa: B006
+    dcp_log: Annotated[
+        list[Path], typer.Option("--dcp-log", help="Console log of a dcp launch; once for each pair.")
+    ] = [],  # noqa: B006
+    format: Annotated[Format, typer.Option("--format", help="Format of the logs.")] = Format.auto,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", envvar="OUTPUT_DIR", show_envvar=True, help="Write the reports of logs here."
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(envvar="TRAIN_ITERS", show_envvar=True, help="Iterations of each log.", min=1)
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(envvar="WARMUP_ITERS", show_envvar=True, help="First iterations to leave out.", min=0)
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(envvar="GLOBAL_BATCH_SIZE", show_envvar=True, help="Samples of one iteration.", min=1)
+    ] = None,
+    loss_atol: Atol = None,
+    loss_rtol: Rtol = None,
+    check_loss_parity: CheckParity = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Recompute the report of a run folder, or compare console logs made elsewhere. Launches nothing."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    tolerances = {"loss_atol": loss_atol, "loss_rtol": loss_rtol}
+    if run is not None and not (baseline_log or dcp_log):
+        _exit(commands.analyze_run(run, analyze_only=analyze_only, warmup=warmup, tolerances=tolerances, as_json=json))
+    _exit(
+        commands.analyze_logs(
+            baseline_log,
+            dcp_log,
+            format=format.value,
+            out=out,
+            iterations=iterations,
+            warmup=warmup,
+            global_batch_size=global_batch_size,
+            tolerances=tolerances,
+            as_json=json,
+        )
+    )
+
+
+@app.command()
+def manifest(
+    run: RunPath,
+    check: Annotated[
+        bool, typer.Option("--check", help="Validate the schema, hash the artifacts again, look for secrets.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Print the manifest of a run, or check it."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    _exit(commands.manifest(run, check=check))
+
+
+@app.command()
+def check(
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC]", help="A spec file.", autocompletion=_complete_spec)
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Preflight only: versions, GPUs idle, topology, data and tokenizer readable."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    _exit(commands.check(spec, overrides=overrides, as_json=json))
+
+
+@app.command()
+def report(run: RunPath, json: Json = False, debug: Debug = False) -> None:
+    """Write the report files of a finished run again and show the report."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    _exit(commands.show_report(run, as_json=json))
+
+
+def _exit(code: int) -> NoReturn:
+    raise typer.Exit(code)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Entry point of the `dcpbench` command: errors become one line on stderr and an exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = app(arguments, prog_name="dcpbench", standalone_mode=False)
+    except DcpbenchError as error:
+        code = _fail(error, str(error), error.exit_code, arguments)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        code = _fail(error, "interrupted", ExitCode.INTERRUPTED, arguments)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code = _fail(error, f"{where}{error.strerror or error}", ExitCode.USAGE, arguments)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's own: a wrong option, a missing argument
+            code = _usage(error)
+        else:
+            code = _fail(error, f"internal error: {type(error).__name__}: {error}; --debug shows where", 70, arguments)
+    sys.exit(code or 0)
+
+
+def _usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "dcpbench"
+    text = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(text + "\n")
+    else:
+        _say(f"{text.rstrip('.')}; see {command} --help")
+    return ExitCode.USAGE
+
+
+def _fail(error: BaseException, sentence: str, code: int, arguments: list[str]) -> int:
+    if "--debug" in arguments or os.environ.get("DCPBENCH_DEBUG", "0") not in {"", "0"}:
+        traceback.print_exception(error)
+    _say(sentence)
+    return code
+
+
+def _say(sentence: str) -> None:
+    from dcpbench.redact import redact  # noqa: PLC0415 - most invocations have no error
+
+    sys.stderr.write(f"dcpbench: error: {redact(sentence, identity=False)}\n")

@@ -1,0 +1,197 @@
+"""What each command does once its options are read. Results go to stdout; each returns the exit code.
+
+Analysis and reports load scipy and pandas, which takes a second: they are imported where they are
+used, so that a wrong option or a dry run is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcpbench import campaign, config, launch, plan, progress, resources, runfolder
+from dcpbench.config import ResolvedSpec
+from dcpbench.errors import DcpbenchError, ExitCode, LaunchError, RecordsError, UsageError
+from dcpbench.interrupts import Interrupts
+from dcpbench.redact import redact_value
+from dcpbench.spec import Tolerances
+
+if TYPE_CHECKING:
+    from dcpbench.analysis import Analysis
+
+
+def resolve(spec: Path | None, overrides: Sequence[str], options: Mapping[str, tuple[str, Any]]) -> ResolvedSpec:
+    """The spec with environment, `--set` and options applied."""
+    file = None if spec is None else resources.spec_file(spec)
+    return config.load(file, environ=os.environ, overrides=overrides, options=options)
+
+
+def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
+    """Launch, analyse, report, write the manifest."""
+    from dcpbench import analysis  # noqa: PLC0415
+
+    path = runfolder.default_path(resolved.spec)
+    failure: DcpbenchError | None = None
+    with Interrupts() as interrupts, progress.on() as display:
+        folder, launches = campaign.begin(resolved.spec, path, resume=resume, listener=display)
+        executor = campaign.TorchrunExecutor(display, os.environ, interrupts)
+        try:
+            campaign.walk(
+                launches,
+                ledger_file=folder.ledger,
+                executor=executor,
+                listener=display,
+                interrupts=interrupts,
+            )
+        except (LaunchError, RecordsError) as error:
+            failure = error  # the report says what is there of both cases, and lists every fault
+        display.phase("analysing")
+        result = analysis.analyze_run(path)
+        analysis.write_analysis(result, folder.analysis)
+        display.phase(f"the run folder is {path}")
+    _show(result, as_json)
+    if failure is not None:
+        raise failure
+    return result.verdict.exit_code
+
+
+def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
+    """Print every launch; launch and write nothing."""
+    spec = resolved.spec
+    launches = []
+    for planned in plan.build(spec, runfolder.default_path(spec)):
+        environ = launch.environment(os.environ, planned, cpu=launch.on_cpu(planned), cores=launch.cores())
+        launches.append(
+            {
+                "id": planned.id,
+                "pair": planned.pair,
+                "case": planned.case,
+                "position": planned.position,
+                "argv": plan.torchrun(planned),
+                "environment": sorted(environ),
+                "estimated_seconds": None,
+                "limit_seconds": spec.launches.timeout,
+            }
+        )
+    shown = redact_value(launches, identity=False)
+    if as_json:
+        _out(json.dumps({"schema_version": 1, "launches": shown}, indent=2, allow_nan=False))
+        return ExitCode.PASSED
+    for item in shown:
+        _out(f"{item['position']}. {item['id']} (pair {item['pair']}, {item['case']})")
+        _out(f"   command: {shlex.join(item['argv'])}")
+        _out(f"   environment: {' '.join(item['environment'])}")
+        _out(f"   time: unknown before it has run; at most {item['limit_seconds']:g} s (launches.timeout)")
+    _out(f"{len(shown)} launches; none was made and nothing was written.")
+    return ExitCode.PASSED
+
+
+def analyze_existing(resolved: ResolvedSpec, *, as_json: bool) -> int:
+    """`run` under `ANALYZE_ONLY=1`: recompute the analysis of the run folder that the spec names."""
+    path = resolved.spec.output.dir
+    if path is None:
+        raise UsageError("ANALYZE_ONLY=1 launches nothing, so it needs an earlier run: give --out DIR or OUTPUT_DIR")
+    tolerances = resolved.spec.tolerances.model_dump()
+    return analyze_run(path, analyze_only=True, warmup=None, tolerances=tolerances, as_json=as_json)
+
+
+def analyze_run(
+    path: Path, *, analyze_only: bool, warmup: int | None, tolerances: Mapping[str, Any], as_json: bool
+) -> int:
+    """Recompute the analysis of a run folder; without `analyze_only` refresh the manifest's results."""
+    from dcpbench import analysis  # noqa: PLC0415
+
+    folder = runfolder.existing(path)
+    stored = config.load(folder.spec, environ={}).spec.tolerances
+    result = analysis.analyze_run(path, tolerances=_merged(stored, tolerances), warmup=warmup)
+    analysis.write_analysis(result, folder.analysis)
+    _show(result, as_json)
+    return result.verdict.exit_code
+
+
+def analyze_logs(
+    baseline: Sequence[Path],
+    dcp: Sequence[Path],
+    *,
+    format: str,
+    out: Path | None,
+    iterations: int | None,
+    warmup: int | None,
+    global_batch_size: int | None,
+    tolerances: Mapping[str, Any],
+    as_json: bool,
+) -> int:
+    """Compare console logs made anywhere; files are written only where `out` says."""
+    if not baseline and not dcp:
+        raise UsageError("give a run folder, or --baseline-log with --dcp-log; see dcpbench analyze --help")
+    from dcpbench import analysis  # noqa: PLC0415
+
+    result = analysis.analyze_logs(
+        baseline,
+        dcp,
+        format=format,
+        iterations=iterations,
+        warmup=warmup,
+        global_batch_size=global_batch_size,
+        tolerances=_merged(Tolerances(), tolerances),
+    )
+    if out is not None:
+        analysis.write_analysis(result, out)
+    _show(result, as_json)
+    return result.verdict.exit_code
+
+
+def show_report(path: Path, *, as_json: bool) -> int:
+    """Write the report files of a finished run again, from its stored records, and show the report."""
+    from dcpbench import analysis  # noqa: PLC0415
+
+    folder = runfolder.existing(path)
+    result = analysis.analyze_run(path)
+    for file in analysis.write_analysis(result, folder.analysis):
+        sys.stderr.write(f"dcpbench: wrote {file}\n")
+    _show(result, as_json)
+    return ExitCode.PASSED
+
+
+def _merged(stored: Tolerances, given: Mapping[str, Any]) -> Tolerances:
+    changed = {name: value for name, value in given.items() if value is not None}
+    for name in ("loss_atol", "loss_rtol"):
+        if not 0 <= changed.get(name, 0.0) < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} must be a number of at least 0")
+    return stored.model_copy(update=changed)
+
+
+def _show(result: Analysis, as_json: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from dcpbench import report  # noqa: PLC0415
+    from dcpbench.report import console  # noqa: PLC0415
+
+    if as_json:
+        content = report.FILES["statistics.json"](result)
+        assert content is not None
+        _out(content.decode().rstrip("\n"))
+        return
+    # A file has no width; 120 columns keep every table whole.
+    screen = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
+    with screen.capture() as capture:
+        screen.print(console.render(result))
+    _out(capture.get().rstrip("\n"))
+
+
+def _out(line: str) -> None:
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _close_stdout()
+
+
+def _close_stdout() -> None:
+    # The reader (`head`) has seen enough. The verdict still decides the exit status.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
