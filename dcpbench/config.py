@@ -286,7 +286,19 @@ def _validate(entries: Mapping[str, _Entry], kind: str, path: Path | None, probl
         for item in error.errors(include_url=False, include_input=False):
             problems.append(_sentence(item, entries, kind, path))
         return None
+    problems.extend(_unknown_schedulers(spec, entries))
     return None if problems else spec
+
+
+def _unknown_schedulers(spec: Spec, entries: Mapping[str, _Entry]) -> list[str]:
+    from dcpbench.dcp.schedulers import SCHEDULERS  # noqa: PLC0415 - the only part of dcp that a spec needs
+
+    found: list[str] = []
+    for name, case in (("baseline", spec.cases.baseline), ("dcp", spec.cases.dcp)):
+        if case.scheduler not in SCHEDULERS:
+            field = f"cases.{name}.scheduler"
+            found.append(f"{entries[field].where}: {field} must be {_choices(SCHEDULERS)}")
+    return found
 
 
 def _wrong_boolean(value: Any) -> bool:

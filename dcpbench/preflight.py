@@ -1,0 +1,259 @@
+"""Refuse before GPU time is spent: everything that can be known beforehand, for both cases at once.
+
+`inspect` lists what it found, `check` raises when anything refuses. Without a `stream` only what
+needs no data is looked at, so that a wrong topology is refused before a large file is tokenised.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from dcpbench.errors import PreflightError
+from dcpbench.findings import Finding, ok, refuse, warn
+from dcpbench.gpus import GpuSurvey, survey
+from dcpbench.servable import Stream, servable
+from dcpbench.spec import Spec
+
+ATTENTION: dict[str, bool] = {"auto": False, "reference": False, "sdpa": False, "flash": True}
+"""Attention backends by their name in the spec, and whether one needs CUDA and a 16-bit type.
+
+Written out because the backends themselves import torch; a test compares the two.
+"""
+TE_MINIMUM = (2, 9)
+"""Transformer Engine's first version without the convergence fault of packed sequences (Megatron-LM refuses older)."""
+_TE_NAMES = ("te", "transformer_engine")
+_RANK_BYTES = 256 * 2**20
+"""Memory that one rank needs before it holds a model: an interpreter with torch."""
+_LITTLE_SPACE, _ENOUGH_SPACE = 100 * 2**20, 2**30
+_IDLE_SHARE = 0.05
+"""Share of a GPU's memory that driver and display may hold while it still counts as idle."""
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """Everything that was looked at, in order."""
+
+    device: Literal["cuda", "cpu"]
+    findings: tuple[Finding, ...]
+
+    @property
+    def refusals(self) -> tuple[Finding, ...]:
+        """The findings that forbid a launch."""
+        return tuple(finding for finding in self.findings if finding.level == "refuse")
+
+    def require(self) -> None:
+        """Nothing, or the refusals.
+
+        Raises:
+            PreflightError: one sentence for each.
+        """
+        if self.refusals:
+            raise PreflightError("\n".join(finding.message for finding in self.refusals))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def resolve_device(spec: Spec, gpus: GpuSurvey) -> Literal["cuda", "cpu"]:
+    """The device of a spec; `auto` is CUDA where the driver shows a GPU that CUDA may use."""
+    if spec.topology.device != "auto":
+        return spec.topology.device
+    return "cuda" if gpus.gpus else "cpu"
+
+
+def check(
+    spec: Spec,
+    *,
+    environ: Mapping[str, str],
+    stream: Stream | None = None,
+    folder: Path | None = None,
+    gpus: GpuSurvey | None = None,
+) -> PreflightReport:
+    """`inspect`, and an error if anything refuses.
+
+    Raises:
+        PreflightError: every refusal, one sentence a line.
+    """
+    report = inspect(spec, environ=environ, stream=stream, folder=folder, gpus=gpus)
+    report.require()
+    return report
+
+
+def inspect(
+    spec: Spec,
+    *,
+    environ: Mapping[str, str],
+    stream: Stream | None = None,
+    folder: Path | None = None,
+    gpus: GpuSurvey | None = None,
+) -> PreflightReport:
+    """Look at a spec, its data and this machine. Starts and writes nothing.
+
+    Args:
+        spec: what is to run.
+        environ: the environment that workers will get.
+        stream: the prepared data; None before there are any.
+        folder: the run folder; it need not exist.
+        gpus: see `gpus.survey`; None asks the driver.
+    """
+    gpus = survey(environ) if gpus is None else gpus
+    device = resolve_device(spec, gpus)
+    findings = [*_topology(spec), *_attention(spec, device), *_variables(environ), *_tolerances(spec)]
+    findings += _gpus(spec, gpus) if device == "cuda" else _cpu(spec)
+    findings += [*_paths(spec, folder), *servable(spec, stream)]
+    return PreflightReport(device, tuple(findings))
+
+
+def _topology(spec: Spec) -> Iterator[Finding]:
+    top = spec.topology
+    for name, words, size in (("tp", "tensor parallelism", top.tp), ("pp", "pipeline parallelism", top.pp)):
+        if size > 1:
+            yield refuse(name, f"topology.{name} is {size}: the built-in worker has no {words} yet; set it to 1")
+    if top.nodes > 1:
+        yield refuse("nodes", f"topology.nodes is {top.nodes}: only one node is supported yet; set it to 1")
+    if top.domain_size < 2:
+        yield refuse(
+            "domain",
+            "DP x CP is 1: one rank leaves nothing for dynamic context parallelism to decide; "
+            "raise topology.gpus_per_node",
+        )
+    elif spec.training.global_batch_size < top.dp:
+        yield refuse(
+            "global batch",
+            f"training.global_batch_size {spec.training.global_batch_size} is below DP {top.dp}: every data-parallel "
+            f"rank of the baseline needs a sample; raise it to {top.dp} or more",
+        )
+    else:
+        yield ok("topology", f"{top.world_size} ranks: CP {top.cp} x DP {top.dp}, a domain of {top.domain_size}")
+
+
+def _attention(spec: Spec, device: str) -> Iterator[Finding]:
+    name = spec.cases.attention
+    if name in _TE_NAMES:
+        installed = _version("transformer-engine")
+        wanted = ".".join(map(str, TE_MINIMUM))
+        if installed is None:
+            yield refuse(
+                "attention",
+                f"cases.attention {name} needs Transformer Engine {wanted}; it is not "
+                "installed (pip install 'dcpbench[te]')",
+            )
+            return
+        if _leading(installed) < TE_MINIMUM:
+            yield refuse(
+                "attention",
+                f"Transformer Engine {installed} is installed; packed sequences need "
+                f"{wanted} or newer, older versions do not converge on them",
+            )
+            return
+    if name not in ATTENTION:
+        yield refuse("attention", f"cases.attention {name!r} is not known; choose {', '.join(ATTENTION)}")
+    elif ATTENTION[name] and (device == "cpu" or spec.training.dtype == "float32"):
+        yield refuse("attention", f"cases.attention {name} needs CUDA and bfloat16; choose auto")
+    else:
+        yield ok("attention", f"attention {name}")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _leading(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    value = environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO")
+    if value not in (None, "0", "1"):
+        yield refuse("determinism", "NVTE_ALLOW_NONDETERMINISTIC_ALGO must be 0 or 1; set one of them or unset it")
+
+
+def _tolerances(spec: Spec) -> Iterator[Finding]:
+    limits = spec.tolerances
+    if limits.check_loss_parity and limits.loss_atol == 0 and limits.loss_rtol == 0:
+        yield warn(
+            "tolerances",
+            "loss_atol and loss_rtol are both 0: the cases add in another order, so their losses are hardly ever equal",
+        )
+
+
+def _gpus(spec: Spec, found: GpuSurvey) -> Iterator[Finding]:
+    wanted = spec.topology.gpus_per_node
+    if len(found.gpus) < wanted:
+        yield refuse(
+            "gpus",
+            f"topology.gpus_per_node is {wanted}, but CUDA sees {len(found.gpus)} here; lower it, check "
+            "CUDA_VISIBLE_DEVICES, or set topology.device=cpu",
+        )
+    for gpu in found.gpus[:wanted]:
+        if gpu.processes:
+            noun = "process" if gpu.processes == 1 else "processes"
+            yield refuse(
+                "idle",
+                f"GPU {gpu.name} is busy with {gpu.processes} compute {noun}; a shared GPU "
+                "gives no valid times, wait or choose others with CUDA_VISIBLE_DEVICES",
+            )
+        elif gpu.used_bytes and gpu.memory_bytes and gpu.used_bytes > _IDLE_SHARE * gpu.memory_bytes:
+            yield warn(
+                "idle",
+                f"GPU {gpu.name} holds {gpu.used_bytes / 2**30:.1f} GiB although no process "
+                "is visible; another container may be using it",
+            )
+        else:
+            yield ok("idle", f"GPU {gpu.name} ({gpu.model}) is idle")
+
+
+def _cpu(spec: Spec) -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = spec.topology.world_size
+    free = psutil.virtual_memory().available
+    if ranks * _RANK_BYTES > free:
+        yield refuse(
+            "memory",
+            f"{ranks} ranks on the CPU need about {ranks * _RANK_BYTES / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
+            "free; lower topology.gpus_per_node",
+        )
+    elif ranks > cores:
+        yield warn("cores", f"{ranks} ranks share {cores} CPU cores: the losses count, the times say little")
+    else:
+        yield ok("cores", f"{ranks} ranks on {cores} CPU cores")
+
+
+def _paths(spec: Spec, folder: Path | None) -> Iterator[Finding]:
+    load = spec.training.load_path
+    if load is not None and not (load / ".metadata").is_file():
+        yield refuse(
+            "load_path",
+            f"training.load_path {load} is no torch.distributed.checkpoint folder: it has no .metadata file",
+        )
+    for name, path in (("the run folder", folder), ("training.save_path", spec.training.save_path)):
+        if path is not None:
+            yield from _writable(name, path)
+
+
+def _writable(name: str, path: Path) -> Iterator[Finding]:
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield refuse("writable", f"{name} {path} cannot be written: {there} is no folder that you may write to")
+        return
+    free = shutil.disk_usage(there).free
+    if free < _ENOUGH_SPACE:
+        level = refuse if free < _LITTLE_SPACE else warn
+        yield level(
+            "space", f"{name} {path}: only {free / 2**20:.0f} MiB are free there; make room or choose another place"
+        )
+    else:
+        yield ok("space", f"{name}: {free / 2**30:.0f} GiB free")
