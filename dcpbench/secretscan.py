@@ -170,7 +170,7 @@ def _known_values(text: str) -> Iterator[Span]:
 def _environment_secrets() -> set[str]:
     found: set[str] = set()
     for name, value in os.environ.items():
-        if is_secret_name(name):
+        if is_secret_name(name) and name != "PWD":  # every shell sets PWD: the working directory, no password
             found.update(_forms(value))
         elif "@" in value:
             for span in _url_credentials(value):

@@ -294,3 +294,9 @@ def test_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pwd.getpwuid", missing)
     assert redact("plain text") == "plain text"
     redact_module._account.cache_clear()
+
+
+def test_working_directory_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells export it as PWD; its path must stay readable in commands and messages."""
+    monkeypatch.setenv("PWD", "/data/experiments")
+    assert redact("see /data/experiments/runs/a") == "see /data/experiments/runs/a"
