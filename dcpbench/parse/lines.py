@@ -81,7 +81,8 @@ class Field:
     """Whether NaN or infinity is a problem of the record; where False it just counts as absent."""
 
 
-_PATTERNS = {"int": r"(\d{1,18})", "float": r"([\d.eE+-]+)", "text": r"([\w,.-]+)"}
+# Of floats only those that cannot overflow to infinity; the general way reads the rest.
+_PATTERNS = {"int": r"(\d{1,18})", "float": r"([+-]?[\d.]{1,40}(?:[eE][+-]?\d\d?)?)", "text": r"([\w,.-]{1,4096})"}
 _CONVERTERS = {"int": int, "float": float, "text": str}
 _INT = re.compile(r"\d{1,18}")
 _FLOAT = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|nan|inf(?:inity)?)", re.IGNORECASE)

@@ -1,0 +1,1 @@
+"""Lets the tests below share `log_lines.py`: pytest puts this folder on the path."""
