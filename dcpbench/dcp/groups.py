@@ -63,6 +63,11 @@ class RuntimeGroups:
         return self._groups[first_rank, size]
 
     @property
+    def shared(self) -> tuple[CpGroup, ...]:
+        """The groups of more than one rank that this rank is in, in the order in which they were made."""
+        return tuple(group for group in self._groups.values() if not group.alone)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the groups this rank is in, ascending."""
         return tuple(sorted({size for _, size in self._groups}))

@@ -101,33 +101,57 @@ def segments_of(lengths: Ints, padded: Ints, size: int, rank: int) -> Segments:
 class AttentionLayout:
     """Which rows of a rank attend to which rows of its CP group; host arrays, no tensor.
 
-    After the keys and values of all ranks of the group have been gathered rank by rank, `key_rows`
-    selects, piece after piece, the real rows each query piece may see: everything before it in its
-    sequence, and itself. A kernel then needs causal masking aligned to the end of the keys.
+    A *piece* is a run of query rows of one sequence, at most two a sequence and rank. Each piece has a
+    *key range*: a copy of all the real rows it may see, everything before it in its sequence and
+    itself, one range after the other. A kernel then needs causal masking aligned to the end of the
+    keys. `key_rows` says where each row of the ranges comes from, among the rows of all ranks of the
+    group laid one rank after the other.
     """
 
     size: int
     rank: int
     rows: int
     """Rows this rank holds, padding included."""
-    query_rows: Ints | None
-    """Rows of this rank that are real, in order; None when all are."""
-    query_offsets: Ints
-    """Cumulative real query rows of the pieces, shape (pieces + 1,)."""
+    query_starts: Ints
+    """First row of each piece, shape (pieces,)."""
+    query_counts: Ints
+    """Real rows of each piece, shape (pieces,)."""
+    key_counts: Ints
+    """Rows each piece sees, its own included, shape (pieces,)."""
     key_rows: Ints | None
-    """Rows of the gathered keys (rank-major) in the order of the pieces; None when they are all rows in order."""
-    key_offsets: Ints
-    """Cumulative key rows of the pieces, shape (pieces + 1,)."""
+    """Origin of each row of the key ranges; None when they are this rank's rows in order."""
+    gradient_rows: Ints | None
+    """Shape (rows, 2 x size), None for one rank: where the gradients of each own row are found. Column
+    2j + h holds the row in rank j's key ranges that its h-th kind of piece keeps for it, or -1."""
 
     @property
-    def max_query(self) -> int:
-        """Longest query piece."""
-        return int(np.diff(self.query_offsets).max(initial=0))
+    def query_rows(self) -> Ints | None:
+        """The real rows of this rank in order; None when all rows are real."""
+        if int(self.query_counts.sum()) == self.rows:
+            return None
+        return ranges(self.query_starts, self.query_counts)
 
     @property
-    def max_key(self) -> int:
-        """Longest key range of a piece."""
-        return int(np.diff(self.key_offsets).max(initial=0))
+    def query_offsets(self) -> Ints:
+        """Cumulative real query rows of the pieces, shape (pieces + 1,)."""
+        return offsets_of(self.query_counts)
+
+    @property
+    def key_offsets(self) -> Ints:
+        """Start of each piece's key range, shape (pieces + 1,)."""
+        return offsets_of(self.key_counts)
+
+    @property
+    def pieces(self) -> int:
+        """Number of query pieces."""
+        return len(self.query_counts)
+
+    @property
+    def keys_per_query(self) -> float:
+        """How many keys a real query row sees on average: what decides which kernel is fastest."""
+        queries = self.query_counts.astype(np.float64)
+        seen = (queries * (self.key_counts - queries) + queries * (queries + 1) / 2).sum()
+        return float(seen / max(1.0, queries.sum()))
 
 
 def attention_layout(
@@ -149,31 +173,43 @@ def attention_layout(
     if rows < held:
         raise ValueError(f"the sequences need {held} rows per rank, but a rank holds only {rows}")
 
-    row_offsets = offsets_of(pieces.rows)[:-1]
     live = pieces.real > 0
-    counts = pieces.real[live]
-    query_rows = ranges(row_offsets[live], counts)
+    starts, counts = offsets_of(pieces.rows)[:-1][live], pieces.real[live]
     visible = pieces.first[live] + counts
     key_rows = ranges(np.zeros(len(visible), np.int64), visible)
     if size == 1:
-        key_rows += np.repeat(row_offsets[live], visible)
-    else:
-        sequence = np.repeat(pieces.sequence[live], visible)
-        chunk = (padded // (2 * size))[sequence]
-        local = (offsets_of(padded)[:-1] // size)[sequence]
-        part, within = np.divmod(key_rows, chunk)
-        late = part >= size
-        owner = np.where(late, 2 * size - 1 - part, part)
-        key_rows = owner * rows + local + np.where(late, chunk, 0) + within
-    return AttentionLayout(
-        size,
-        rank,
-        rows,
-        None if len(query_rows) == rows else query_rows,
-        offsets_of(counts),
-        None if size == 1 and len(key_rows) == rows else key_rows,
-        offsets_of(visible),
-    )
+        key_rows += np.repeat(starts, visible)
+        return AttentionLayout(
+            size, rank, rows, starts, counts, visible, None if len(key_rows) == rows else key_rows, None
+        )
+    sequence = np.repeat(pieces.sequence[live], visible)
+    chunk = (padded // (2 * size))[sequence]
+    local = (offsets_of(padded)[:-1] // size)[sequence]
+    part, within = np.divmod(key_rows, chunk)
+    late = part >= size
+    owner = np.where(late, 2 * size - 1 - part, part)
+    key_rows = owner * rows + local + np.where(late, chunk, 0) + within
+    gradient_rows = _gradient_rows(lengths, padded, size, pieces, rows)
+    return AttentionLayout(size, rank, rows, starts, counts, visible, key_rows, gradient_rows)
+
+
+def _gradient_rows(lengths: Ints, padded: Ints, size: int, pieces: Segments, rows: int) -> Ints:
+    """Where every rank of the group keeps its part of the gradients of this rank's rows."""
+    table = np.full((rows, 2 * size), -1, np.int64)
+    own = np.flatnonzero(pieces.real > 0)
+    row = ranges(offsets_of(pieces.rows)[:-1][own], pieces.real[own])
+    sequence = np.repeat(pieces.sequence[own], pieces.real[own])
+    position = ranges(pieces.first[own], pieces.real[own])
+    chunk = padded // (2 * size)
+    for rank in range(size):
+        first = np.stack([chunk * rank, chunk * (2 * size - 1 - rank)], axis=1)
+        real = np.clip(lengths[:, None] - first, 0, chunk[:, None])
+        visible = np.where(real > 0, first + real, 0)
+        starts = offsets_of(visible.reshape(-1))[:-1].reshape(-1, 2)
+        for half in range(2):
+            seen = position < visible[sequence, half]
+            table[row[seen], 2 * rank + half] = starts[sequence[seen], half] + position[seen]
+    return table
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import attention, schedulers
+from dcpbench.dcp import schedulers
+from dcpbench.dcp.attention import backend
 from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.errors import DcpbenchError
@@ -57,7 +58,7 @@ def run(launch: Launch) -> None:
         torch.use_deterministic_algorithms(True)
     # Everything that may take long on one rank only comes before the first collective can wait for it.
     stream = SampleStream.open(launch.data)
-    kernel = attention.select(spec.cases.attention, device, dtype, spec.model.dim)
+    backend.check(spec.cases.attention, device, dtype, spec.model.dim)
     scheduler = scheduler_of(launch)
 
     timeout = timedelta(seconds=spec.launches.collective_timeout)
@@ -70,6 +71,14 @@ def run(launch: Launch) -> None:
         device_id=device if device.type == "cuda" else None,
     )
     groups = RuntimeGroups(scheduler.groups(), device, timeout)
+    attention = backend.create(
+        spec.cases.attention,
+        groups,
+        backend.Sizes(spec.model.attention_heads, spec.model.kv, spec.model.dim, spec.cases.max_seqlen_per_dp_cp_rank),
+        device,
+        dtype,
+        deterministic=spec.training.deterministic,
+    )
 
     with torch.device("meta"):
         model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest)
@@ -95,7 +104,7 @@ def run(launch: Launch) -> None:
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=str(dtype).removeprefix("torch."),
-        attention=f"allgather/{kernel.name}",
+        attention=attention.name,
         flops_per_token=per_token,
         flops_per_squared_length=per_square,
         parameters=flat.count,
@@ -107,7 +116,7 @@ def run(launch: Launch) -> None:
     batches = Prefetcher(BatchBuilder(stream, scheduler, dist.get_rank()).build, spec.training.iterations)
     started = time.perf_counter()
     try:
-        trainer = Trainer(model, flat, Optimizer(flat, spec.training), kernel, groups, device)
+        trainer = Trainer(model, flat, Optimizer(flat, spec.training), attention, groups, device)
         train(trainer, spec.training, batches, emitter)
         if spec.training.save_path is not None:
             checkpoint.save(spec.training.save_path / launch.id, flat.named_master())

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcpbench.dcp.attention.kernels import Kernel
-from dcpbench.dcp.attention.layout import device_layout, to_device
-from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.attention.backend import Attention, Backend
+from dcpbench.dcp.attention.layout import to_device
+from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.packing import RankPack
 from dcpbench.spec import Training
 from dcpbench.worker.batches import Prefetcher, RankBatch
@@ -27,7 +27,7 @@ class Trainer:
     model: GPT
     flat: FlatParameters
     optimizer: Optimizer
-    kernel: Kernel
+    attention: Backend
     groups: RuntimeGroups
     device: torch.device
 
@@ -53,7 +53,9 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         flat.grad.zero_()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         for job, pack in zip(batch.jobs, batch.packs, strict=True):
-            loss_sum += forward_backward(trainer, pack, trainer.groups.of(job.first_rank, job.size))
+            loss_sum += forward_backward(
+                trainer, pack, trainer.attention.prepare(pack.layout, trainer.groups.of(job.first_rank, job.size))
+            )
 
         # One sum over all ranks, whatever CP sizes the microbatches had; then one division by the
         # labelled tokens of the global batch: the result does not depend on the plan.
@@ -80,16 +82,15 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         emitter.iteration(*pending, statistics.unpack(statistics.reduce(nothing, 0, measured))[2])
 
 
-def forward_backward(trainer: Trainer, pack: RankPack, group: CpGroup) -> Tensor:
+def forward_backward(trainer: Trainer, pack: RankPack, attention: Attention) -> Tensor:
     """One microbatch: adds the gradients of this rank's summed loss, returns that loss (float64, on the device)."""
     device = trainer.device
     loss_sum = trainer.model(
         to_device(pack.tokens, device),
         to_device(pack.labels, device),
         to_device(pack.positions, device),
-        device_layout(pack.layout, device),
-        group,
-        trainer.kernel,
+        attention,
     )
     loss_sum.backward()
+    attention.finish()
     return loss_sum.detach()

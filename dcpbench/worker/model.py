@@ -2,7 +2,7 @@
 
 modern: RMSNorm, rotary positions, SwiGLU, grouped KV heads, no biases. classic: LayerNorm, learned
 positions, GELU, biases. All tensors are packed: their first dimension is `rows`, the rows this rank
-holds of a microbatch; only attention looks at sequences, through the layout it is handed.
+holds of a microbatch; only attention looks at sequences, and it is handed in.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcpbench import spec
-from dcpbench.dcp.attention.allgather import attend
-from dcpbench.dcp.attention.kernels import Kernel
-from dcpbench.dcp.attention.layout import DeviceLayout
-from dcpbench.dcp.groups import CpGroup
+from dcpbench.dcp.attention.backend import Attention
 from dcpbench.worker.loss import linear_cross_entropy
 
 
@@ -55,13 +52,13 @@ class Block(nn.Module):
         self.ffn_in = nn.Linear(width, model.ffn_hidden_size * (2 if self.gated else 1), bias=bias)
         self.ffn_out = nn.Linear(model.ffn_hidden_size, width, bias=bias)
 
-    def forward(self, x: Tensor, rope: Rope | None, layout: DeviceLayout, group: CpGroup, kernel: Kernel) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
         """x (rows, width) -> (rows, width)."""
         qkv_thd = self.qkv(self.attention_norm(x)).view(len(x), -1, self.dim)
         q_thd, k_thd, v_thd = qkv_thd.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if rope is not None:
             q_thd, k_thd = rope(q_thd), rope(k_thd)
-        x = x + self.attention_out(attend(q_thd, k_thd, v_thd, layout, group, kernel).flatten(1))
+        x = x + self.attention_out(attention(q_thd, k_thd, v_thd).flatten(1))
         inner = self.ffn_in(self.ffn_norm(x))
         if self.gated:
             gate, up = inner.chunk(2, dim=-1)
@@ -84,9 +81,7 @@ class GPT(nn.Module):
         self.final_norm = _norm(model)
         self.output = self.embedding if model.tied else nn.Linear(model.hidden_size, model.vocab_size, bias=False)
 
-    def forward(
-        self, tokens: Tensor, labels: Tensor, positions: Tensor, layout: DeviceLayout, group: CpGroup, kernel: Kernel
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, labels: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """The sum of the cross-entropy over this rank's labelled rows, a float64 scalar.
 
         Shapes: tokens, labels and positions (rows,) int64.
@@ -99,7 +94,7 @@ class GPT(nn.Module):
             # Padding may lie behind the last learned position; what it holds reaches no real row.
             x = x + self.position_embedding(positions.clamp(max=self.position_embedding.num_embeddings - 1))
         for block in self.blocks:
-            x = block(x, rope, layout, group, kernel)
+            x = block(x, rope, attention)
         return linear_cross_entropy(self.final_norm(x), self.output.weight, labels)
 
 

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from dcpbench import spec
-from dcpbench.dcp.attention.allgather import attend
-from dcpbench.dcp.attention.kernels import KERNELS
+from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.kernels import REFERENCE, SDPA, Kernel
 from dcpbench.dcp.attention.layout import device_layout
 from dcpbench.dcp.attention.reference import packed_attention
+from dcpbench.dcp.attention.transport import CollectiveTransport
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import attention_layout, offsets_of, pack_rank, ranges, segments_of
 from dcpbench.dcp.workload import PaddingRule
@@ -64,7 +65,7 @@ def check_attention(size: int, group: CpGroup, dtype: torch.dtype, seed: int) ->
     with torch.no_grad():
         for leaf in leaves:
             leaf[~real[rows]] = 1e4
-    out = attend(*leaves, layout, group, KERNELS["sdpa"])
+    out = GatheredAttention(layout, group, SDPA, CollectiveTransport())(*leaves)
     out.backward(grad[rows].to(dtype))
 
     if group.rank == 0:
@@ -97,7 +98,7 @@ class RandomSamples:
 
 
 def gradients(
-    model: spec.Model, dtype: torch.dtype, kernel: str, pack, group: CpGroup
+    model: spec.Model, dtype: torch.dtype, kernel: Kernel, pack, group: CpGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.device("meta"):
         gpt = GPT(model, 4096)
@@ -105,9 +106,7 @@ def gradients(
     initialise(flat.named_master(), model, 7)
     loss = gpt(
         *(torch.from_numpy(x) for x in (pack.tokens, pack.labels, pack.positions)),
-        device_layout(pack.layout, CPU),
-        group,
-        KERNELS[kernel],
+        GatheredAttention(device_layout(pack.layout, CPU), group, kernel, CollectiveTransport()),
     )
     loss.backward()
     total = loss.detach().clone()
@@ -126,11 +125,11 @@ def check_model(flavour: str, size: int, group: CpGroup, dtype: torch.dtype, see
     samples = RandomSamples(lengths, model.vocab_size, seed)
     positions = list(range(len(lengths)))
     pack = pack_rank(samples, positions, lengths, PaddingRule(), size, group.rank)
-    loss, grad = gradients(model, dtype, "sdpa", pack, group)
+    loss, grad = gradients(model, dtype, SDPA, pack, group)
     if group.rank != 0:
         return 0.0
     whole = pack_rank(samples, positions, lengths, PaddingRule(), 1, 0)
-    expected_loss, expected = gradients(model, torch.float64, "reference", whole, ALONE)
+    expected_loss, expected = gradients(model, torch.float64, REFERENCE, whole, ALONE)
     return max(relative(loss, expected_loss), relative(grad, expected))
 
 

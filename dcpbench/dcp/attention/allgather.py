@@ -1,99 +1,97 @@
-"""Context-parallel attention by one all-gather of keys and values.
+"""Context-parallel attention by collecting keys and values.
 
-Every rank keeps its own queries, gathers the keys and values of its CP group in one collective,
-picks for each query piece the real rows it may see, and calls one kernel. The backward scatters
-the key and value gradients to the rows they came from and sums them over the group with one
-reduce-scatter; below float32 that sum is done in float32.
+Every rank keeps its own queries, collects the key ranges its pieces see, and calls one kernel; in
+the backward the gradients of the key ranges go back to the rows they came from.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dcpbench.dcp import collectives
 from dcpbench.dcp.attention.kernels import Kernel
 from dcpbench.dcp.attention.layout import DeviceLayout
+from dcpbench.dcp.attention.transport import Transport
 from dcpbench.dcp.groups import CpGroup
 
 
-class _AllGatherAttention(torch.autograd.Function):
+@dataclass(frozen=True)
+class GatheredAttention:
+    """The attention of one microbatch on one rank: a function of q, k and v that every layer calls."""
+
+    layout: DeviceLayout
+    group: CpGroup
+    kernel: Kernel
+    transport: Transport
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of this rank's rows over its CP group.
+
+        Shapes: q (rows, heads, dim), k and v (rows, kv_heads, dim); the result has q's shape and
+        zeros in rows of padding. Collective over the group, and so is its backward.
+
+        Raises:
+            ValueError: shapes that do not fit the layout or each other.
+        """
+        rows = self.layout.rows
+        if q.shape[0] != rows or k.shape[0] != rows or k.shape != v.shape:
+            raise ValueError(
+                f"attention got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} for {rows} rows"
+            )
+        if q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"{q.shape[1]} query heads of {q.shape[2]} do not fit {k.shape[1]} KV heads of {k.shape[2]}"
+            )
+        return _Gathered.apply(q, k, v, self)
+
+    def finish(self) -> None:
+        """To be called after the backward of the microbatch."""
+        self.transport.finish(self.group)
+
+
+class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup, kernel: Kernel
-    ) -> Tensor:
-        keys, values = _visible_rows(k, v, layout, group)
-        queries = q if layout.query_rows is None else q.index_select(0, layout.query_rows)
-        ctx.layout, ctx.group, ctx.kernel = layout, group, kernel
-        ctx.shape, ctx.kv_shape = q.shape, k.shape
-        ctx.saved = None
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: GatheredAttention) -> Tensor:
+        layout = call.layout
+        ctx.call, ctx.shape = call, q.shape
+        ctx.keys_shape = k.shape
+        if not call.group.alone:
+            keys_values = call.transport.collect(k, v, layout, call.group)
+            k, v = keys_values[:, 0], keys_values[:, 1]
+        elif layout.key_rows is not None:
+            k, v = k.index_select(0, layout.key_rows), v.index_select(0, layout.key_rows)
         if layout.pieces == 0:
             # Only padding here; the rank still joins the collectives of its group.
+            ctx.saved = None
             return torch.zeros_like(q)
-        out, ctx.saved = kernel.forward(queries, keys, values, layout)
-        if layout.query_rows is None:
-            return out
-        return torch.zeros_like(q).index_copy_(0, layout.query_rows, out)
+        out, ctx.saved = call.kernel.forward(q, k, v, layout)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        layout: DeviceLayout = ctx.layout
-        rows, kv_heads, dim = ctx.kv_shape
-        exact = grad.dtype if grad.dtype in (torch.float32, torch.float64) else torch.float32
-        if ctx.saved is None:
+        call: GatheredAttention = ctx.call
+        layout, group, saved = call.layout, call.group, ctx.saved
+        ctx.saved = None
+        rows, kv_heads, dim = ctx.keys_shape
+        if group.alone:
+            if saved is None:
+                nothing = grad.new_zeros(ctx.keys_shape)
+                return grad.new_zeros(ctx.shape), nothing, nothing, None
+            grad_q, grad_k, grad_v = call.kernel.backward(grad, saved)
+            if layout.key_rows is not None:
+                grad_k, grad_v = (
+                    x.new_zeros((rows, kv_heads, dim)).index_copy_(0, layout.key_rows, x) for x in (grad_k, grad_v)
+                )
+            return grad_q, grad_k, grad_v, None
+
+        assert layout.key_rows is not None
+        grad_kv = call.transport.gradients((len(layout.key_rows), 2, kv_heads, dim), grad)
+        if saved is None:
             grad_q = grad.new_zeros(ctx.shape)
-            grad_k = grad_v = None
         else:
-            real = grad if layout.query_rows is None else grad.index_select(0, layout.query_rows)
-            grad_q, grad_k, grad_v = ctx.kernel.backward(real, ctx.saved)
-            if layout.query_rows is not None:
-                grad_q = grad.new_zeros(ctx.shape).index_copy_(0, layout.query_rows, grad_q)
-            ctx.saved = None
-        if grad_k is not None and layout.key_rows is None:
-            return grad_q, grad_k, grad_v, None, None, None
-
-        gathered = grad.new_zeros((rows * layout.size, 2, kv_heads, dim), dtype=exact)
-        if grad_k is not None and grad_v is not None and layout.key_rows is not None:
-            # A row is visible to at most two pieces of this rank; the sum of two numbers does not
-            # depend on their order, so this stays repeatable.
-            gathered.index_add_(0, layout.key_rows, torch.stack((grad_k, grad_v), 1).to(exact))
-        if ctx.group.alone:
-            own = gathered
-        else:
-            own = gathered.new_empty((rows, 2, kv_heads, dim))
-            collectives.reduce_scatter(own, gathered, group=ctx.group.group)
-        own = own.to(grad.dtype)
-        return grad_q, own[:, 0], own[:, 1], None, None, None
-
-
-def _visible_rows(k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup) -> tuple[Tensor, Tensor]:
-    """The key and value rows that the pieces of this rank see, one after the other."""
-    if layout.key_rows is None:
-        return k, v
-    if group.alone:
-        return k.index_select(0, layout.key_rows), v.index_select(0, layout.key_rows)
-    own = torch.stack((k, v), 1)
-    gathered = own.new_empty((layout.rows * layout.size, *own.shape[1:]))
-    collectives.all_gather(gathered, own, group=group.group)
-    visible = gathered.index_select(0, layout.key_rows)
-    return visible[:, 0], visible[:, 1]
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup, kernel: Kernel) -> Tensor:
-    """Causal attention of this rank's rows over its CP group.
-
-    Shapes: q (rows, heads, dim), k and v (rows, kv_heads, dim); the result has q's shape and zeros
-    in rows of padding.
-
-    Raises:
-        ValueError: shapes that do not fit the layout or each other.
-    """
-    if q.shape[0] != layout.rows or k.shape[0] != layout.rows or k.shape != v.shape:
-        raise ValueError(
-            f"attention got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} for {layout.rows} rows"
-        )
-    if q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
-        raise ValueError(f"{q.shape[1]} query heads of {q.shape[2]} do not fit {k.shape[1]} KV heads of {k.shape[2]}")
-    return _AllGatherAttention.apply(q, k, v, layout, group, kernel)
+            grad_q, _, _ = call.kernel.backward(grad, saved, grad_kv)
+        own = call.transport.give_back(grad_kv, layout, group)
+        return grad_q, own[:, 0], own[:, 1], None

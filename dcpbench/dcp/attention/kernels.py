@@ -1,8 +1,7 @@
-"""Causal attention of packed query pieces over key ranges on one rank: the part without communication.
+"""Causal attention of the query pieces of one rank over their key ranges: the part without communication.
 
-A kernel computes, for every piece p of a layout, attention of the query rows
-[query_offsets[p], query_offsets[p+1]) over the key rows [key_offsets[p], key_offsets[p+1]), causal
-and aligned to the end of the keys. Shapes: q (rows, heads, dim), k and v (keys, kv_heads, dim).
+Shapes: q (rows, heads, dim) as the rank holds it, padding included; k and v (keys, kv_heads, dim), the
+key ranges of the layout one after the other; the output has q's shape and zeros in rows of padding.
 Kernels have an explicit backward, so that the autograd function around them runs the same
 collectives on every rank whatever rows the rank holds.
 """
@@ -38,10 +37,35 @@ class Kernel(Protocol):
     name: str
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout) -> tuple[Tensor, Any]:
-        """The output, shaped like q, and what `backward` needs."""
+        """The output and what `backward` needs."""
 
-    def backward(self, grad: Tensor, saved: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v."""
+    def backward(self, grad: Tensor, saved: Any, into: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v, shaped like them; zeros in q's rows of padding.
+
+        Where `into` (keys, 2, kv_heads, dim) is given, those of k and v are written there, side by
+        side, and the tensors returned are its two halves.
+        """
+
+
+def real_rows(x: Tensor, layout: DeviceLayout) -> Tensor:
+    """The rows of `x` that are no padding, in order."""
+    return x if layout.query_rows is None else x.index_select(0, layout.query_rows)
+
+
+def spread_rows(real: Tensor, layout: DeviceLayout) -> Tensor:
+    """The inverse of `real_rows`: zeros in rows of padding."""
+    if layout.query_rows is None:
+        return real
+    return real.new_zeros((layout.rows, *real.shape[1:])).index_copy_(0, layout.query_rows, real)
+
+
+def side_by_side(grad_k: Tensor, grad_v: Tensor, into: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The two gradients, copied into the halves of `into` where it is given."""
+    if into is None:
+        return grad_k, grad_v
+    into[:, 0].copy_(grad_k)
+    into[:, 1].copy_(grad_v)
+    return into[:, 0], into[:, 1]
 
 
 class PieceKernel:
@@ -55,19 +79,20 @@ class PieceKernel:
         """See `Kernel.forward`."""
         queries, keys = layout.host.query_offsets.tolist(), layout.host.key_offsets.tolist()
         with torch.enable_grad():
-            leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+            leaves = tuple(x.detach().requires_grad_() for x in (real_rows(q, layout), k, v))
             q, k, v = leaves
             pieces = [
                 self._attend(q[queries[i] : queries[i + 1]], k[keys[i] : keys[i + 1]], v[keys[i] : keys[i + 1]])
                 for i in range(layout.pieces)
             ]
             out = torch.cat(pieces)
-        return out.detach(), (out, leaves)
+        return spread_rows(out.detach(), layout), (out, leaves, layout)
 
-    def backward(self, grad: Tensor, saved: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Any, into: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernel.backward`."""
-        out, leaves = saved
-        return torch.autograd.grad(out, leaves, grad)
+        out, leaves, layout = saved
+        grad_q, grad_k, grad_v = torch.autograd.grad(out, leaves, real_rows(grad, layout))
+        return spread_rows(grad_q, layout), *side_by_side(grad_k, grad_v, into)
 
 
 def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,23 +117,22 @@ class FlashKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout) -> tuple[Tensor, Any]:
         """See `Kernel.forward`."""
-        q, k, v = within_32_bits(q), within_32_bits(k), within_32_bits(v)
+        q, k, v = within_32_bits(real_rows(q, layout)), within_32_bits(k), within_32_bits(v)
         out, lse, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
             q, k, v, layout.query_offsets, layout.key_offsets, layout.max_query, layout.max_key, 0.0, True, False
         )
-        return out, (q, k, v, out, lse, rng_state, unused, layout)
+        return spread_rows(out, layout), (q, k, v, out, lse, rng_state, unused, layout)
 
-    def backward(self, grad: Tensor, saved: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad: Tensor, saved: Any, into: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernel.backward`."""
         q, k, v, out, lse, rng_state, unused, layout = saved
-        return torch.ops.aten._flash_attention_backward(
-            within_32_bits(grad.contiguous()), q, k, v, out, lse, layout.query_offsets, layout.key_offsets,
-            layout.max_query, layout.max_key, 0.0, True, rng_state, unused,
+        grad_q, grad_k, grad_v = torch.ops.aten._flash_attention_backward(
+            within_32_bits(real_rows(grad, layout).contiguous()), q, k, v, out, lse, layout.query_offsets,
+            layout.key_offsets, layout.max_query, layout.max_key, 0.0, True, rng_state, unused,
         )  # fmt: skip
+        return spread_rows(grad_q, layout), *side_by_side(grad_k, grad_v, into)
 
 
-KERNELS: dict[str, Kernel] = {
-    "reference": PieceKernel("reference", causal_attention),
-    "sdpa": PieceKernel("sdpa", _scaled_dot_product),
-    "flash": FlashKernel(),
-}
+REFERENCE = PieceKernel("reference", causal_attention)
+SDPA = PieceKernel("sdpa", _scaled_dot_product)
+FLASH = FlashKernel()

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from dcpbench.dcp import attention
-from dcpbench.dcp.attention.allgather import attend
-from dcpbench.dcp.attention.kernels import KERNELS, within_32_bits
+from dcpbench.dcp.attention import backend
+from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.kernels import REFERENCE, SDPA, within_32_bits
 from dcpbench.dcp.attention.layout import device_layout
 from dcpbench.dcp.attention.reference import causal_attention, packed_attention
+from dcpbench.dcp.attention.transport import CollectiveTransport
 from dcpbench.dcp.groups import CpGroup
 from dcpbench.dcp.packing import attention_layout
 from dcpbench.errors import PreflightError
@@ -39,12 +40,16 @@ def test_the_reference_is_softmax_attention() -> None:
         torch.testing.assert_close(got[row, 0], weights @ v[: row + 1, 0])
 
 
-@pytest.mark.parametrize("name", ["sdpa", "reference"])
-def test_output_and_gradients_match_the_definition(name: str) -> None:
+def attend(q, k, v, layout, kernel=SDPA):
+    return GatheredAttention(layout, ALONE, kernel, CollectiveTransport())(q, k, v)
+
+
+@pytest.mark.parametrize("kernel", [SDPA, REFERENCE])
+def test_output_and_gradients_match_the_definition(kernel) -> None:
     lengths, padded = [1, 37, 12, 5], [1, 40, 12, 8]
     mine, exact = leaves(61), leaves(61)
     grad = torch.randn(61, 4, 8, dtype=torch.float64)
-    got = attend(*mine, layout_of(lengths, padded), ALONE, KERNELS[name])
+    got = attend(*mine, layout_of(lengths, padded), kernel)
     got.backward(grad)
     expected = packed_attention(*exact, lengths, padded)
     expected.backward(grad)
@@ -60,13 +65,13 @@ def test_a29_padding_full_of_large_numbers_changes_nothing() -> None:
     with torch.no_grad():
         for leaf in dirty:
             leaf[pad] = 1e4
-    a = attend(*clean, layout_of(lengths, padded), ALONE, KERNELS["sdpa"])
-    b = attend(*dirty, layout_of(lengths, padded), ALONE, KERNELS["sdpa"])
+    a = attend(*clean, layout_of(lengths, padded))
+    b = attend(*dirty, layout_of(lengths, padded))
     assert torch.equal(a, b)
 
 
 def test_a30_empty_documents_do_not_reach_the_kernel() -> None:
-    out = attend(*leaves(2), layout_of([0, 1, 0, 1], [0, 1, 0, 1]), ALONE, KERNELS["sdpa"])
+    out = attend(*leaves(2), layout_of([0, 1, 0, 1], [0, 1, 0, 1]))
     assert out.shape == (2, 4, 8)
 
 
@@ -75,7 +80,7 @@ def test_a35_rows_behind_the_last_offset_are_exactly_zero() -> None:
     with torch.no_grad():
         for leaf in inputs:
             leaf[90:] = float("nan")
-    out = attend(*inputs, layout_of([40, 50], [40, 50], rows=100), ALONE, KERNELS["sdpa"])
+    out = attend(*inputs, layout_of([40, 50], [40, 50], rows=100))
     grad = torch.randn_like(out)
     grad[90:] = float("nan")
     out.backward(grad)
@@ -88,7 +93,7 @@ def test_a35_rows_behind_the_last_offset_are_exactly_zero() -> None:
 
 def test_a_pack_of_padding_only_gives_zeros_and_zero_gradients() -> None:
     inputs = leaves(4)
-    out = attend(*inputs, layout_of([0], [4]), ALONE, KERNELS["sdpa"])
+    out = attend(*inputs, layout_of([0], [4]))
     out.sum().backward()
     assert (out == 0).all()
     assert all((leaf.grad == 0).all() for leaf in inputs if leaf.grad is not None)
@@ -104,18 +109,20 @@ def test_a31_offsets_beyond_32_bits_are_made_contiguous() -> None:
 
 def test_a34_a_head_no_fused_kernel_serves_is_refused_on_cuda() -> None:
     with pytest.raises(PreflightError, match="head dimension 512"):
-        attention.select("auto", torch.device("cuda"), torch.bfloat16, 512)
+        backend.check("auto", torch.device("cuda"), torch.bfloat16, 512)
     with pytest.raises(PreflightError, match="flash needs CUDA"):
-        attention.select("flash", CPU, torch.float32, 64)
+        backend.check("flash", CPU, torch.float32, 64)
     with pytest.raises(PreflightError, match="unknown backend 'flush'"):
-        attention.select("flush", CPU, torch.float32, 64)
-    assert attention.select("auto", torch.device("cuda"), torch.bfloat16, 128).name == "flash"
-    assert attention.select("auto", CPU, torch.float32, 128).name == "sdpa"
+        backend.check("flush", CPU, torch.float32, 64)
+    with pytest.raises(PreflightError, match="needs CUDA"):
+        backend.check("symmetric/sdpa", CPU, torch.float32, 64)
+    assert backend.check("auto", torch.device("cuda"), torch.bfloat16, 128) == ("auto", "auto")
+    assert backend.check("collective/sdpa", CPU, torch.float32, 128) == ("collective", "sdpa")
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     q, k, v = leaves(6)
     with pytest.raises(ValueError, match="for 5 rows"):
-        attend(q, k, v, layout_of([5], [5]), ALONE, KERNELS["sdpa"])
+        attend(q, k, v, layout_of([5], [5]))
     with pytest.raises(ValueError, match="do not fit"):
-        attend(q[:, :3], k, v, layout_of([6], [6]), ALONE, KERNELS["sdpa"])
+        attend(q[:, :3], k, v, layout_of([6], [6]))

@@ -48,7 +48,7 @@ def pack(documents: Documents, size: int, rank: int):
 def test_a12_one_document_in_the_pack() -> None:
     layout = attention_layout(array(777), array(777))
     assert layout.query_offsets.tolist() == [0, 777]
-    assert layout.max_query == 777
+    assert layout.query_counts.tolist() == [777]
 
 
 def test_a22_labels_are_shifted_before_the_cut() -> None:
@@ -198,3 +198,22 @@ def test_every_query_sees_its_own_prefix_and_nothing_else(
                 assert visible == [(own[0], position) for position in range(own[1] + 1)]
     assert seen == {(i, p) for i, n in enumerate(lengths.tolist()) for p in range(n)}
     assert offsets_of(lengths)[-1] == len(seen)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=6), st.integers(2, 6))
+def test_gradient_rows_find_every_copy_of_a_row(sequences: list[tuple[int, int]], size: int) -> None:
+    unit = 2 * size
+    lengths = array(*(n for n, _ in sequences))
+    padded = -(-(lengths + array(*(extra for _, extra in sequences))) // unit) * unit
+    layouts = [attention_layout(lengths, padded, size, rank) for rank in range(size)]
+    rows = layouts[0].rows
+    copies: dict[int, set[tuple[int, int]]] = {}
+    for rank, layout in enumerate(layouts):
+        assert layout.key_rows is not None
+        for index, origin in enumerate(layout.key_rows.tolist()):
+            copies.setdefault(origin, set()).add((rank, index))
+    for rank, layout in enumerate(layouts):
+        assert layout.gradient_rows is not None
+        for row in range(rows):
+            found = {(c // 2, int(r)) for c, r in enumerate(layout.gradient_rows[row]) if r >= 0}
+            assert found == copies.get(rank * rows + row, set())

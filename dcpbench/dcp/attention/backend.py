@@ -1,0 +1,153 @@
+"""Which kernel and which transport a launch computes attention with.
+
+`cases.attention` names them: `auto`, a kernel (`flash`, `cudnn`, `sdpa`, `reference`), or
+`transport/kernel` (`symmetric/flash`, `collective/cudnn`, ...). What is asked for by name and
+cannot serve is refused; nothing falls back in silence, and the launch header names what was used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dcpbench.dcp.attention import cudnn
+from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.kernels import FLASH, REFERENCE, SDPA, Kernel
+from dcpbench.dcp.attention.layout import device_layout
+from dcpbench.dcp.attention.transport import CollectiveTransport, Transport
+from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.packing import AttentionLayout
+from dcpbench.errors import PreflightError
+
+KERNELS = ("flash", "cudnn", "sdpa", "reference")
+TRANSPORTS = ("symmetric", "collective")
+
+FLASH_HEAD_DIMS = 256
+"""FlashAttention-2 serves head dimensions up to 256."""
+
+LONG_KEYS_PER_QUERY = 700.0
+"""From how many keys a query on, on average, cuDNN's kernels beat FlashAttention-2's; from the table
+that benchmarks/attention.py prints on an H200."""
+
+
+class Attention(Protocol):
+    """The attention of one microbatch on one rank."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (rows, heads, dim), k and v (rows, kv_heads, dim) -> (rows, heads, dim)."""
+
+    def finish(self) -> None:
+        """To be called after the backward of the microbatch."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a backend is made for."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rows: int
+    """The most rows a rank may hold in one microbatch."""
+
+
+class Backend:
+    """Makes the `Attention` of each microbatch."""
+
+    def __init__(self, kernels: tuple[Kernel, ...], transport: Transport, device: torch.device) -> None:
+        self._kernels, self._transport, self._device = kernels, transport, device
+        self.name = f"{transport.name}/{'+'.join(kernel.name for kernel in kernels)}"
+
+    def kernel_for(self, layout: AttentionLayout) -> Kernel:
+        """The kernel of a microbatch: the last of the list for long key ranges, else the first."""
+        return self._kernels[-1 if layout.keys_per_query >= LONG_KEYS_PER_QUERY else 0]
+
+    def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
+        """The attention of one microbatch of this rank."""
+        return GatheredAttention(device_layout(layout, self._device), group, self.kernel_for(layout), self._transport)
+
+
+def create(
+    name: str,
+    groups: RuntimeGroups,
+    sizes: Sizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    deterministic: bool = False,
+) -> Backend:
+    """The backend that `name` stands for; collective over the domain, as it may map memory of peers.
+
+    Raises:
+        PreflightError: see `check`; or a transport that this machine does not offer.
+    """
+    transport_name, kernel_name = check(name, device, dtype, sizes.dim)
+    return Backend(
+        _kernels(kernel_name, device, dtype, sizes.dim, deterministic),
+        _transport(transport_name, groups, sizes, device, dtype),
+        device,
+    )
+
+
+def check(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, str]:
+    """(transport or `auto`, kernel or `auto`) of a backend name.
+
+    Raises:
+        PreflightError: an unknown name, or one that does not fit the device, type or head size.
+    """
+    first, slash, second = name.partition("/")
+    transport, kernel = (first, second) if slash else ("auto", first)
+    if kernel not in (*KERNELS, "auto") or transport not in (*TRANSPORTS, "auto"):
+        raise PreflightError(
+            f"cases.attention: unknown backend {name!r}; known: auto, {', '.join(KERNELS)}, or one of these after "
+            f"{' or '.join(f'{t}/' for t in TRANSPORTS)}"
+        )
+    described = f"this launch has {device.type}, {str(dtype).removeprefix('torch.')} and a head dimension of {head_dim}"
+    half = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if kernel == "flash" and not (half and head_dim <= FLASH_HEAD_DIMS):
+        raise PreflightError(
+            f"cases.attention flash needs CUDA, bfloat16 or float16 and a head dimension up to {FLASH_HEAD_DIMS}; "
+            f"{described}"
+        )
+    if kernel == "cudnn" and not (device.type == "cuda" and cudnn.usable(dtype, head_dim)):
+        raise PreflightError(
+            f"cases.attention cudnn needs a GPU of compute capability 9.0 or newer, bfloat16 or float16, a head "
+            f"dimension of {' or '.join(map(str, cudnn.HEAD_DIMS))} and the package nvidia-cudnn-frontend; {described}"
+        )
+    if transport == "symmetric" and device.type != "cuda":
+        raise PreflightError(f"cases.attention symmetric/... needs CUDA; {described}")
+    if kernel == "auto" and half and head_dim > FLASH_HEAD_DIMS:
+        raise PreflightError(
+            f"cases.attention auto: head dimension {head_dim} is above {FLASH_HEAD_DIMS}, which no fused kernel "
+            "serves; choose a smaller model.head_dim or name cases.attention sdpa to measure the slow path"
+        )
+    return transport, kernel
+
+
+def _kernels(name: str, device: torch.device, dtype: torch.dtype, dim: int, deterministic: bool) -> tuple[Kernel, ...]:
+    if name == "reference":
+        return (REFERENCE,)
+    if name == "sdpa" or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return (SDPA,)
+    if name == "flash":
+        return (FLASH,)
+    if name == "cudnn":
+        return (cudnn.kernel(deterministic),)
+    return (FLASH, cudnn.kernel(deterministic)) if cudnn.usable(dtype, dim) else (FLASH,)
+
+
+def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Transport:
+    if name == "collective" or device.type != "cuda" or not groups.shared:
+        return CollectiveTransport()
+    try:
+        from dcpbench.dcp.attention.symmetric import SymmetricTransport  # noqa: PLC0415  # needs Triton
+    except ImportError as error:
+        if name == "symmetric":
+            raise PreflightError(
+                f"cases.attention symmetric/... needs Triton and torch's symmetric memory: {error}"
+            ) from None
+        return CollectiveTransport()
+    return SymmetricTransport(groups, sizes.rows, sizes.kv_heads * sizes.dim, dtype, device)

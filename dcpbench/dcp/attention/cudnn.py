@@ -1,0 +1,347 @@
+"""cuDNN's fused attention through its Python frontend: the fastest kernel on Hopper for long sequences.
+
+One graph serves every microbatch whose number of pieces and longest piece fall into the same
+bucket: the true lengths and starts are data, read on the device from int32 lengths and int64
+element offsets, so rows of padding are skipped without being copied away.
+
+The forward uses one call with the causal mask aligned to the end of the keys. The backward with
+that mask computes the masked half of every rectangle too (measured: 2 x the time); so where a
+piece sees rows before its own, its backward is two calls that share the forward's log-sum-exp: the
+rows before it without a mask, and the square of its own rows with the plain causal mask.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dcpbench.dcp.attention.kernels import Kernel
+from dcpbench.dcp.attention.layout import DeviceLayout, to_device
+from dcpbench.dcp.packing import Ints, offsets_of
+
+HEAD_DIMS = (64, 128)
+"""Head sizes for which forward and backward are fused on Hopper."""
+
+# Identifiers of the tensors of a graph; any distinct numbers do.
+_Q, _K, _V, _O, _STATS, _DO, _DQ, _DK, _DV = range(1, 10)
+_LEN_Q, _LEN_K, _OFF_Q, _OFF_K, _OFF_O, _OFF_STATS, _OFF_DQ, _OFF_DK = range(10, 18)
+
+
+@functools.cache
+def frontend() -> ModuleType | None:
+    """The `cudnn` module (package nvidia-cudnn-frontend), or None where it or cuDNN is missing."""
+    try:
+        import cudnn  # noqa: PLC0415  # optional, and slow to import
+    except (ImportError, OSError):
+        return None
+    return cudnn  # type: ignore[no-any-return]
+
+
+def usable(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether this kernel can serve on the current CUDA device."""
+    return (
+        dtype in (torch.bfloat16, torch.float16)
+        and head_dim in HEAD_DIMS
+        and torch.cuda.get_device_capability() >= (9, 0)
+        and frontend() is not None
+    )
+
+
+def bucket(value: int, step: int) -> int:
+    """The smallest power of `step` that is at least `value` (and 1)."""
+    result = 1
+    while result < value:
+        result *= step
+    return result
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a graph is compiled for. Strides are in elements per row."""
+
+    pieces: int
+    max_query: int
+    max_key: int
+    heads: int
+    kv_heads: int
+    dim: int
+    query_stride: int
+    key_stride: int
+    dtype: torch.dtype
+    mask: str
+    """`end` (causal, aligned to the last key), `start` (causal, aligned to the first key) or `none`."""
+
+
+class _Tables:
+    """Lengths and starts of the pieces of a layout on the device; element offsets per row stride."""
+
+    def __init__(self, query_starts: Ints, query_counts: Ints, key_starts: Ints, key_counts: Ints,
+                 device: torch.device) -> None:  # fmt: skip
+        self.pieces = bucket(len(query_counts), 2)
+        spare = self.pieces - len(query_counts)
+        self.query_counts = to_device(np.pad(query_counts, (0, spare)), device, torch.int32)
+        self.key_counts = to_device(np.pad(key_counts, (0, spare)), device, torch.int32)
+        self._starts = {
+            "q": to_device(np.pad(query_starts, (0, spare + 1), mode="edge"), device),
+            "k": to_device(np.pad(key_starts, (0, spare + 1), mode="edge"), device),
+        }
+        self._offsets: dict[tuple[str, int], Tensor] = {}
+        self.max_query = bucket(max(int(query_counts.max()), 256), 4)
+        self.max_key = bucket(max(int(key_counts.max()), 256), 4)
+
+    def offsets(self, which: str, stride: int) -> Tensor:
+        """Element offsets of the pieces, shape (pieces + 1,) int64."""
+        key = which, stride
+        if key not in self._offsets:
+            self._offsets[key] = self._starts[which] * stride
+        return self._offsets[key]
+
+
+class CudnnKernel:
+    """See the module. One instance per process; it owns a cuDNN handle and the compiled graphs."""
+
+    name = "cudnn"
+
+    def __init__(self, deterministic: bool = False) -> None:
+        module = frontend()
+        if module is None:
+            raise RuntimeError("the cudnn attention kernel needs the package nvidia-cudnn-frontend")
+        self._cudnn = module
+        self._handle = module.create_handle()
+        self._deterministic = deterministic
+        self._graphs: dict[tuple[str, _Shape, int], tuple[Any, int]] = {}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout) -> tuple[Tensor, Any]:
+        """See `Kernel.forward`."""
+        whole = self._tables(layout)["whole"]
+        shape = _shape(whole, q, k, "start" if _square(layout) else "end")
+        heads, dim = q.shape[1], q.shape[2]
+        new = torch.empty if layout.query_rows is None else torch.zeros
+        out = new((len(q), heads, dim), dtype=q.dtype, device=q.device)
+        stats = torch.empty((len(q), heads), dtype=torch.float32, device=q.device)
+        self._run(
+            "forward",
+            shape,
+            0,
+            {
+                _Q: q, _K: k, _V: v, _O: out, _STATS: stats, _LEN_Q: whole.query_counts, _LEN_K: whole.key_counts,
+                _OFF_Q: whole.offsets("q", shape.query_stride), _OFF_K: whole.offsets("k", shape.key_stride),
+                _OFF_O: whole.offsets("q", heads * dim), _OFF_STATS: whole.offsets("q", heads),
+            },
+        )  # fmt: skip
+        return out, (q, k, v, out, stats, layout)
+
+    def backward(self, grad: Tensor, saved: Any, into: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernel.backward`."""
+        q, k, v, out, stats, layout = saved
+        grad = grad.contiguous()
+        tables = self._tables(layout)
+        new = torch.empty if layout.query_rows is None else torch.zeros
+        grad_q = new(out.shape, dtype=q.dtype, device=q.device)
+        grad_kv = into if into is not None else k.new_empty((len(k), 2, *k.shape[1:]))
+        arguments = (q, k, v, out, stats, grad)
+        if _square(layout):
+            self._backward(tables["whole"], "start", arguments, grad_q, grad_kv)
+        else:
+            self._backward(tables["own"], "start", arguments, grad_q, grad_kv)
+            before = torch.zeros_like(grad_q)
+            self._backward(tables["before"], "none", arguments, before, grad_kv)
+            grad_q += before
+        return grad_q, grad_kv[:, 0], grad_kv[:, 1]
+
+    def _backward(
+        self, tables: _Tables, mask: str, arguments: tuple[Tensor, ...], grad_q: Tensor, grad_kv: Tensor
+    ) -> None:
+        q, k, v, out, stats, grad = arguments
+        heads, dim = q.shape[1], q.shape[2]
+        shape = _shape(tables, q, k, mask)
+        key_grad_stride = 2 * k.shape[1] * dim
+        self._run(
+            "backward",
+            shape,
+            bucket(max(len(q), len(k)), 2),
+            {
+                _Q: q, _K: k, _V: v, _O: out, _STATS: stats, _DO: grad, _DQ: grad_q, _DK: grad_kv,
+                _DV: grad_kv[:, 1], _LEN_Q: tables.query_counts, _LEN_K: tables.key_counts,
+                _OFF_Q: tables.offsets("q", shape.query_stride), _OFF_K: tables.offsets("k", shape.key_stride),
+                _OFF_O: tables.offsets("q", heads * dim), _OFF_STATS: tables.offsets("q", heads),
+                _OFF_DK: tables.offsets("k", key_grad_stride),
+            },
+        )  # fmt: skip
+
+    def _tables(self, layout: DeviceLayout) -> dict[str, _Tables]:
+        found = layout.tables.get(CudnnKernel)
+        if found is None:
+            found = layout.tables[CudnnKernel] = _split(layout)
+        return found  # type: ignore[return-value]
+
+    def _run(self, kind: str, shape: _Shape, total: int, tensors: dict[int, Tensor]) -> None:
+        key = kind, shape, total
+        found = self._graphs.get(key)
+        stream = torch.cuda.current_stream().cuda_stream
+        self._cudnn.set_stream(handle=self._handle, stream=stream)
+        if found is None:
+            graph = self._forward_graph(shape) if kind == "forward" else self._backward_graph(shape, total)
+            found = self._graphs[key] = graph, graph.get_workspace_size()
+        graph, workspace_bytes = found
+        workspace = torch.empty(max(1, workspace_bytes), dtype=torch.uint8, device=tensors[_Q].device)
+        graph._execute({uid: x.data_ptr() for uid, x in tensors.items()}, workspace.data_ptr(), self._handle)
+
+    def _graph(self, dtype: torch.dtype) -> Any:
+        types = self._cudnn.data_type
+        io = types.BFLOAT16 if dtype == torch.bfloat16 else types.HALF
+        return self._cudnn.pygraph(
+            io_data_type=io, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, handle=self._handle
+        )
+
+    def _mask(self, mask: str) -> dict[str, Any]:
+        if mask == "none":
+            return {}
+        alignment = self._cudnn.diagonal_alignment
+        return {
+            "diagonal_band_right_bound": 0,
+            "diagonal_alignment": alignment.BOTTOM_RIGHT if mask == "end" else alignment.TOP_LEFT,
+        }
+
+    def _forward_graph(self, shape: _Shape) -> Any:
+        graph = self._graph(shape.dtype)
+        inputs = _Inputs(graph, shape, self._cudnn)
+        out, stats = graph.sdpa(
+            q=inputs.rows(_Q, "q", shape.query_stride, _OFF_Q),
+            k=inputs.rows(_K, "k", shape.key_stride, _OFF_K),
+            v=inputs.rows(_V, "k", shape.key_stride, _OFF_K),
+            generate_stats=True,
+            attn_scale=shape.dim**-0.5,
+            use_padding_mask=True,
+            seq_len_q=inputs.counts(_LEN_Q),
+            seq_len_kv=inputs.counts(_LEN_K),
+            **self._mask(shape.mask),
+        )
+        inputs.output(out, _O, "q", shape.heads * shape.dim, _OFF_O)
+        stats.set_data_type(self._cudnn.data_type.FLOAT)
+        stats.set_uid(_STATS).set_output(True).set_dim((shape.pieces, shape.heads, shape.max_query, 1))
+        stats.set_stride((shape.max_query * shape.heads, 1, shape.heads, 1))
+        stats.set_ragged_offset(inputs.offsets(_OFF_STATS))
+        return self._build(graph)
+
+    def _backward_graph(self, shape: _Shape, total: int) -> Any:
+        graph = self._graph(shape.dtype)
+        inputs = _Inputs(graph, shape, self._cudnn)
+        width = shape.heads * shape.dim
+        stats = graph.tensor(
+            uid=_STATS,
+            dim=(shape.pieces, shape.heads, shape.max_query, 1),
+            stride=(shape.max_query * shape.heads, 1, shape.heads, 1),
+            data_type=self._cudnn.data_type.FLOAT,
+        )
+        stats.set_ragged_offset(inputs.offsets(_OFF_STATS))
+        grad_q, grad_k, grad_v = graph.sdpa_backward(
+            q=inputs.rows(_Q, "q", shape.query_stride, _OFF_Q),
+            k=inputs.rows(_K, "k", shape.key_stride, _OFF_K),
+            v=inputs.rows(_V, "k", shape.key_stride, _OFF_K),
+            o=inputs.rows(_O, "q", width, _OFF_O),
+            dO=inputs.rows(_DO, "q", width, _OFF_O),
+            stats=stats,
+            attn_scale=shape.dim**-0.5,
+            use_padding_mask=True,
+            seq_len_q=inputs.counts(_LEN_Q),
+            seq_len_kv=inputs.counts(_LEN_K),
+            max_total_seq_len_q=total,
+            max_total_seq_len_kv=total,
+            use_deterministic_algorithm=self._deterministic,
+            **self._mask(shape.mask),
+        )
+        inputs.output(grad_q, _DQ, "q", width, _OFF_O)
+        inputs.output(grad_k, _DK, "k", 2 * shape.kv_heads * shape.dim, _OFF_DK)
+        inputs.output(grad_v, _DV, "k", 2 * shape.kv_heads * shape.dim, _OFF_DK)
+        return self._build(graph)
+
+    def _build(self, graph: Any) -> Any:
+        modes = self._cudnn.heur_mode
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([modes.A, modes.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        return graph
+
+
+class _Inputs:
+    """Declares the tensors of one graph."""
+
+    def __init__(self, graph: Any, shape: _Shape, module: ModuleType) -> None:
+        self._graph, self._shape, self._types = graph, shape, module.data_type
+        self._io = module.data_type.BFLOAT16 if shape.dtype == torch.bfloat16 else module.data_type.HALF
+        self._offsets: dict[int, Any] = {}
+
+    def rows(self, uid: int, which: str, stride: int, offsets: int) -> Any:
+        """A packed tensor whose pieces start at the element offsets with that identifier."""
+        dim, strides = self._layout(which, stride)
+        tensor = self._graph.tensor(uid=uid, dim=dim, stride=strides, data_type=self._io)
+        tensor.set_ragged_offset(self.offsets(offsets))
+        return tensor
+
+    def output(self, tensor: Any, uid: int, which: str, stride: int, offsets: int) -> None:
+        """Marks a result of the graph as a packed output."""
+        dim, strides = self._layout(which, stride)
+        tensor.set_uid(uid).set_output(True).set_dim(dim).set_stride(strides)
+        tensor.set_ragged_offset(self.offsets(offsets))
+
+    def counts(self, uid: int) -> Any:
+        """The lengths of the pieces."""
+        return self._graph.tensor(
+            uid=uid, dim=(self._shape.pieces, 1, 1, 1), stride=(1, 1, 1, 1), data_type=self._types.INT32
+        )
+
+    def offsets(self, uid: int) -> Any:
+        """The element offsets of the pieces; one tensor however often it is used."""
+        if uid not in self._offsets:
+            self._offsets[uid] = self._graph.tensor(
+                uid=uid, dim=(self._shape.pieces + 1, 1, 1, 1), stride=(1, 1, 1, 1), data_type=self._types.INT64
+            )
+        return self._offsets[uid]
+
+    def _layout(self, which: str, stride: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        shape = self._shape
+        heads, longest = (shape.heads, shape.max_query) if which == "q" else (shape.kv_heads, shape.max_key)
+        return (shape.pieces, heads, longest, shape.dim), (longest * stride, shape.dim, stride, 1)
+
+
+def _shape(tables: _Tables, q: Tensor, k: Tensor, mask: str) -> _Shape:
+    return _Shape(
+        tables.pieces, tables.max_query, tables.max_key, q.shape[1], k.shape[1], q.shape[2], q.stride(0), k.stride(0),
+        q.dtype, mask,
+    )  # fmt: skip
+
+
+def _square(layout: DeviceLayout) -> bool:
+    """Whether every piece sees its own rows only: sequences that are not cut."""
+    return bool((layout.host.query_counts == layout.host.key_counts).all())
+
+
+def _split(layout: DeviceLayout) -> dict[str, _Tables]:
+    host, device = layout.host, layout.device
+    starts = offsets_of(host.key_counts)[:-1]
+    tables = {"whole": _Tables(host.query_starts, host.query_counts, starts, host.key_counts, device)}
+    if not _square(layout):
+        before = host.key_counts - host.query_counts
+        late = before > 0
+        tables["own"] = _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device)
+        tables["before"] = _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device)
+    return tables
+
+
+def kernel(deterministic: bool) -> Kernel:
+    """The process's cuDNN kernel."""
+    return _instance(deterministic)
+
+
+@functools.cache
+def _instance(deterministic: bool) -> CudnnKernel:
+    return CudnnKernel(deterministic)

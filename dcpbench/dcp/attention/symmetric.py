@@ -1,0 +1,156 @@
+"""Keys and values over NVLink without a collective library: peers read each other's memory.
+
+Every rank copies its rows into a buffer that its peers have mapped, the group meets in one barrier
+on the device, and one kernel picks each row of the key ranges from the rank that holds it:
+communication and reordering in one pass, no copy in between. The way back is the same: every
+rank's kernel has written its gradients into a mapped buffer, and each owner adds up in float32 what
+the others found for its rows.
+
+Buffers come in pairs used in turn. A rank writes to a buffer again only after the barrier of the
+operation in between, which its peers reach after they have read what was there before. That holds
+within one group; `finish` is the barrier that makes it hold from one group to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed._symmetric_memory as symmetric_memory
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dcpbench.dcp.attention.layout import DeviceLayout
+from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+
+
+@triton.jit
+def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    target = out + row * (2 * WIDTH) + columns
+    tl.store(target, tl.load(k + row * k_stride + columns, mask=inside), mask=inside)
+    tl.store(target + WIDTH, tl.load(v + row * v_stride + columns, mask=inside), mask=inside)
+
+
+@triton.jit
+def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Row r of the result is row origins[r] of all ranks' rows, one rank after the other.
+    row = tl.program_id(0).to(tl.int64)
+    origin = tl.load(origins + row)
+    source = tl.load(peers + origin // rows).to(tl.pointer_type(out.dtype.element_ty))
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    values = tl.load(source + (origin % rows) * WIDTH + columns, mask=inside)
+    tl.store(out + row * WIDTH + columns, values, mask=inside)
+
+
+@triton.jit
+def _add_up(peers, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing.
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for column in range(COLUMNS):
+        found = tl.load(table + row * COLUMNS + column).to(tl.int64)
+        source = tl.load(peers + column // 2).to(tl.pointer_type(out.dtype.element_ty))
+        total += tl.load(source + found * WIDTH + columns, mask=inside & (found >= 0), other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+class _Pair:
+    """Two mapped buffers used in turn, with the addresses of every peer's, for each group of this rank."""
+
+    def __init__(self, elements: int, groups: RuntimeGroups, dtype: torch.dtype, device: torch.device) -> None:
+        self._buffers = [symmetric_memory.empty(elements, dtype=dtype, device=device) for _ in range(2)]
+        self._turn = 0
+        self._handles: dict[int, list[Any]] = {}
+        self._peers: dict[int, list[Tensor]] = {}
+        self._channels: dict[int, int] = {}
+        taken = 0
+        for group in sorted(groups.shared, key=lambda group: group.size):
+            # A barrier on channel c of a group of k ranks signals in places [c x k, c x k + k); ranks of
+            # one group may still wait while others are in the next, so no two sizes share a place.
+            self._channels[group.size] = -(-taken // group.size)
+            taken = (self._channels[group.size] + 1) * group.size
+            handles = [_map(buffer, group) for buffer in self._buffers]
+            self._handles[group.size] = handles
+            self._peers[group.size] = [
+                torch.tensor(
+                    [handle.get_buffer(rank, (elements,), dtype).data_ptr() for rank in range(group.size)],
+                    dtype=torch.int64,
+                    device=device,
+                )
+                for handle in handles
+            ]
+
+    def next(self, elements: int) -> Tensor:
+        """The first `elements` of the buffer whose turn it is."""
+        self._turn ^= 1
+        return self._buffers[self._turn][:elements]
+
+    def meet(self, group: CpGroup) -> Tensor:
+        """Waits on the device until every rank of the group has come this far; the addresses of its buffers."""
+        self._handles[group.size][self._turn].barrier(channel=self._channels[group.size])
+        return self._peers[group.size][self._turn]
+
+
+class SymmetricTransport:
+    """See the module. `rows` is the most rows a rank may hold, `width` kv_heads x dim."""
+
+    name = "symmetric"
+
+    def __init__(self, groups: RuntimeGroups, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        largest = max(group.size for group in groups.shared)
+        self._width = width
+        self._block = triton.next_power_of_2(width)
+        self._block2 = triton.next_power_of_2(2 * width)
+        # The key ranges of a rank hold (k + 1/2) times its rows, and a padded chunk may round them up.
+        self._sent = _Pair(rows * 2 * width, groups, dtype, device)
+        self._found = _Pair((largest * rows + rows) * 2 * width, groups, dtype, device)
+
+    def collect(self, k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup) -> Tensor:
+        """See `Transport.collect`."""
+        width = self._width
+        own = self._sent.next(layout.rows * 2 * width)
+        _put[(layout.rows,)](_flat(k), _flat(v), own, k.stride(0), v.stride(0), width, self._block)
+        peers = self._sent.meet(group)
+        assert layout.key_rows is not None
+        keys = len(layout.key_rows)
+        out = k.new_empty((keys, 2, *k.shape[1:]))
+        if keys:
+            _pick[(keys,)](peers, layout.key_rows, out, layout.rows, 2 * width, self._block2)
+        return out
+
+    def gradients(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """See `Transport.gradients`."""
+        return self._found.next(math.prod(shape)).view(shape)
+
+    def give_back(self, grad_kv: Tensor, layout: DeviceLayout, group: CpGroup) -> Tensor:
+        """See `Transport.give_back`."""
+        peers = self._found.meet(group)
+        assert layout.gradient_rows is not None
+        out = grad_kv.new_empty((layout.rows, *grad_kv.shape[1:]))
+        _add_up[(layout.rows,)](peers, layout.gradient_rows, out, 2 * self._width, self._block2, 2 * group.size)
+        return out
+
+    def finish(self, group: CpGroup) -> None:
+        """See `Transport.finish`."""
+        if not group.alone:
+            self._found.meet(group)
+
+
+def _map(buffer: Tensor, group: CpGroup) -> Any:
+    """Maps `buffer` into every rank of the group; collective over it."""
+    assert group.group is not None
+    return symmetric_memory.rendezvous(buffer, group=group.group)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(rows, heads, dim) whose rows are contiguous, whatever their stride."""
+    rows_contiguous = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    return x if rows_contiguous else x.contiguous()
