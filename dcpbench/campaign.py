@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from dcpbench import launch as launching
-from dcpbench import ledger, plan, records, runfolder, telemetry
+from dcpbench import ledger, plan, preflight, records, runfolder, telemetry
 from dcpbench.data.prepare import prepare
+from dcpbench.data.stream import SampleStream
 from dcpbench.errors import DcpbenchError, Interrupted
+from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Listener
 from dcpbench.plan import Launch
@@ -41,6 +43,7 @@ class TorchrunExecutor:
 
     listener: Listener
     environ: Mapping[str, str]
+    cpu: bool
     interrupts: Interrupts
 
     def rest(self, seconds: float) -> None:
@@ -50,26 +53,51 @@ class TorchrunExecutor:
 
     def run(self, launch: Launch) -> LaunchOutcome:
         """See `Executor`."""
-        nvml = None if launching.on_cpu(launch) else telemetry.load_nvml()
+        nvml = None if self.cpu else telemetry.load_nvml()
         ranks = launch.spec.topology.gpus_per_node
         with telemetry.sampling(launch.folder / "gpu.csv", ranks, self.environ, nvml=nvml):
-            return launching.run(launch, listener=self.listener, environ=self.environ, interrupts=self.interrupts)
+            return launching.run(
+                launch, listener=self.listener, environ=self.environ, cpu=self.cpu, interrupts=self.interrupts
+            )
 
 
-def begin(spec: Spec, path: Path, *, resume: bool, listener: Listener) -> tuple[RunFolder, list[Launch]]:
-    """Everything before the first launch: the run folder, its plan, the prepared data.
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready for its first launch."""
+
+    folder: RunFolder
+    launches: list[Launch]
+    cpu: bool
+    """Whether the ranks compute on the CPU."""
+    gpus: GpuSurvey
+    """What the GPUs were, and did, before the first launch."""
+
+
+def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], listener: Listener) -> Prepared:
+    """Everything before the first launch: preflight, the run folder, its plan, the prepared data.
+
+    What needs no data is checked before anything is written, and all data are ready before any rank
+    starts: no rank waits in a collective while another one tokenises.
 
     Raises:
         UsageError, SpecError: the folder cannot be used; see `runfolder.open_for`.
+        PreflightError: this spec cannot run here.
         DataError: the data cannot be prepared.
     """
     folder = runfolder.open_for(spec, path, resume=resume)
+    gpus = survey(environ)
+    preflight.check(spec, environ=environ, folder=path, gpus=gpus)
     launches = plan.build(spec, path)
     listener.planned(launches)
     runfolder.describe(folder, spec, launches)
     listener.phase("preparing data")
     prepare(spec, folder.data)
-    return folder, launches
+    stream = SampleStream.open(folder.data)
+    report = preflight.check(spec, environ=environ, stream=stream, folder=path, gpus=gpus)
+    for finding in report.findings:
+        if finding.level == "warn":
+            listener.phase(f"caution: {finding.message}")
+    return Prepared(folder, launches, report.device == "cpu", gpus)
 
 
 def walk(

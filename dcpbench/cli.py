@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dcpbench import __version__
-from dcpbench.errors import DcpbenchError, ExitCode
+from dcpbench.errors import DcpbenchError, ExitCode, UsageError
 
 _HELP = """How much faster is dynamic context parallelism than fixed, and does the loss stay the same?
 
@@ -103,13 +103,20 @@ AnalyzeOnly = Annotated[
 ]
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"dcpbench {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    # Options of the program as a whole; the commands follow.
+    pass
 
 
 @app.command()
@@ -181,8 +188,13 @@ def analyze(
     """Recompute the report of a run folder, or compare console logs made elsewhere. Launches nothing."""
     from dcpbench import commands  # noqa: PLC0415
 
-    tolerances = {"loss_atol": loss_atol, "loss_rtol": loss_rtol}
-    if run is not None and not (baseline_log or dcp_log):
+    tolerances = {"loss_atol": loss_atol, "loss_rtol": loss_rtol, "check_loss_parity": check_loss_parity}
+    logs = baseline_log or dcp_log
+    if run is not None and logs:
+        raise UsageError("give a run folder, or --baseline-log with --dcp-log, not both")
+    if run is None and not logs:
+        raise UsageError("give a run folder, or --baseline-log with --dcp-log; see dcpbench analyze --help")
+    if run is not None:
         _exit(commands.analyze_run(run, analyze_only=analyze_only, warmup=warmup, tolerances=tolerances, as_json=json))
     _exit(
         commands.analyze_logs(
@@ -278,7 +290,8 @@ def _fail(error: BaseException, sentence: str, code: int, arguments: list[str]) 
     return code
 
 
-def _say(sentence: str) -> None:
+def _say(message: str) -> None:
     from dcpbench.redact import redact  # noqa: PLC0415 - most invocations have no error
 
-    sys.stderr.write(f"dcpbench: error: {redact(sentence, identity=False)}\n")
+    for line in message.splitlines():
+        sys.stderr.write(f"dcpbench: error: {redact(line, identity=False)}\n")

@@ -12,14 +12,20 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dcpbench import campaign, config, launch, plan, progress, resources, runfolder
+from dcpbench import campaign, config, environment, launch, plan, preflight, progress, resources, runfolder
+from dcpbench import manifest as provenance
 from dcpbench.config import ResolvedSpec
+from dcpbench.data.prepare import prepare
+from dcpbench.data.stream import SampleStream
 from dcpbench.errors import DcpbenchError, ExitCode, LaunchError, RecordsError, UsageError
+from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
-from dcpbench.redact import redact_value
-from dcpbench.spec import Tolerances
+from dcpbench.preflight import PreflightReport
+from dcpbench.redact import redact, redact_value
+from dcpbench.spec import Spec, Tolerances
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -38,11 +44,12 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
     path = runfolder.default_path(resolved.spec)
     failure: DcpbenchError | None = None
     with Interrupts() as interrupts, progress.on() as display:
-        folder, launches = campaign.begin(resolved.spec, path, resume=resume, listener=display)
-        executor = campaign.TorchrunExecutor(display, os.environ, interrupts)
+        prepared = campaign.begin(resolved.spec, path, resume=resume, environ=os.environ, listener=display)
+        folder = prepared.folder
+        executor = campaign.TorchrunExecutor(display, os.environ, prepared.cpu, interrupts)
         try:
             campaign.walk(
-                launches,
+                prepared.launches,
                 ledger_file=folder.ledger,
                 executor=executor,
                 listener=display,
@@ -53,6 +60,7 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
         display.phase("analysing")
         result = analysis.analyze_run(path)
         analysis.write_analysis(result, folder.analysis)
+        provenance.write(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
         display.phase(f"the run folder is {path}")
     _show(result, as_json)
     if failure is not None:
@@ -63,9 +71,10 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
 def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
     """Print every launch; launch and write nothing."""
     spec = resolved.spec
+    cpu = preflight.resolve_device(spec, survey(os.environ)) == "cpu"
     launches = []
     for planned in plan.build(spec, runfolder.default_path(spec)):
-        environ = launch.environment(os.environ, planned, cpu=launch.on_cpu(planned), cores=launch.cores())
+        environ = launch.environment(os.environ, planned, cpu=cpu, cores=launch.cores())
         launches.append(
             {
                 "id": planned.id,
@@ -110,6 +119,8 @@ def analyze_run(
     stored = config.load(folder.spec, environ={}).spec.tolerances
     result = analysis.analyze_run(path, tolerances=_merged(stored, tolerances), warmup=warmup)
     analysis.write_analysis(result, folder.analysis)
+    if not analyze_only:
+        provenance.refresh_results(path, _statistics(result))
     _show(result, as_json)
     return result.verdict.exit_code
 
@@ -127,8 +138,6 @@ def analyze_logs(
     as_json: bool,
 ) -> int:
     """Compare console logs made anywhere; files are written only where `out` says."""
-    if not baseline and not dcp:
-        raise UsageError("give a run folder, or --baseline-log with --dcp-log; see dcpbench analyze --help")
     from dcpbench import analysis  # noqa: PLC0415
 
     result = analysis.analyze_logs(
@@ -144,6 +153,54 @@ def analyze_logs(
         analysis.write_analysis(result, out)
     _show(result, as_json)
     return result.verdict.exit_code
+
+
+def manifest(path: Path, *, check: bool) -> int:
+    """Print the manifest; with `check` look whether it, the files and their secrecy are sound."""
+    folder = runfolder.existing(path)
+    if not check:
+        provenance.read(path)
+        _out(folder.manifest.read_text(encoding="utf-8").rstrip("\n"))
+        return ExitCode.PASSED
+    problems = provenance.check(path)
+    for problem in problems:
+        _out(redact(problem))
+    if not problems:
+        _out(f"{folder.manifest}: schema, hashes and secrecy are sound")
+    return ExitCode.GATE_FAILED if problems else ExitCode.PASSED
+
+
+def check(spec: Path | None, *, overrides: Sequence[str], as_json: bool) -> int:
+    """What is installed and what the GPUs do and, where a spec is given, whether it can run here."""
+    if spec is None and overrides:
+        raise UsageError("--set changes a spec; name the spec: dcpbench check SPEC --set ...")
+    gpus = survey(os.environ)
+    report = None if spec is None else _inspect(resolve(spec, overrides, {}).spec, gpus)
+    found = environment.probe(os.environ, gpus)
+    if as_json:
+        _out(json.dumps(redact_value({**found, "preflight": report and report.to_dict()}), indent=2, allow_nan=False))
+    else:
+        versions = {"dcpbench": found["dcpbench"]["version"], "python": found["machine"]["python"], **found["packages"]}
+        _out(", ".join(f"{name} {version}" for name, version in versions.items()))
+        _out(f"driver {gpus.driver or 'none'}, {len(gpus.gpus)} GPUs, {found['machine']['cpu']['usable']} CPU cores")
+        for gpu in gpus.gpus:
+            doing = "unknown load" if gpu.processes is None else f"{gpu.processes} compute processes"
+            _out(f"GPU {gpu.name}: {gpu.model}, {doing}")
+        for finding in report.findings if report else ():
+            _out(f"{finding.level:<6}  {redact(finding.message)}")
+    if report is not None:
+        report.require()
+    return ExitCode.PASSED
+
+
+def _inspect(spec: Spec, gpus: GpuSurvey) -> PreflightReport:
+    report = preflight.inspect(spec, environ=os.environ, gpus=gpus)
+    if report.refusals:
+        return report
+    with TemporaryDirectory(prefix="dcpbench-check-") as scratch, Interrupts():
+        prepare(spec, Path(scratch) / "data")
+        stream = SampleStream.open(Path(scratch) / "data")
+        return preflight.inspect(spec, environ=os.environ, stream=stream, gpus=gpus)
 
 
 def show_report(path: Path, *, as_json: bool) -> int:
@@ -166,17 +223,23 @@ def _merged(stored: Tolerances, given: Mapping[str, Any]) -> Tolerances:
     return stored.model_copy(update=changed)
 
 
+def _statistics(result: Analysis) -> dict[str, Any]:
+    from dcpbench import report  # noqa: PLC0415
+
+    content = report.FILES["statistics.json"](result)
+    assert content is not None
+    statistics: dict[str, Any] = json.loads(content)
+    return statistics
+
+
 def _show(result: Analysis, as_json: bool) -> None:
+    if as_json:
+        _out(json.dumps(_statistics(result), indent=2, allow_nan=False))
+        return
     from rich.console import Console  # noqa: PLC0415
 
-    from dcpbench import report  # noqa: PLC0415
     from dcpbench.report import console  # noqa: PLC0415
 
-    if as_json:
-        content = report.FILES["statistics.json"](result)
-        assert content is not None
-        _out(content.decode().rstrip("\n"))
-        return
     # A file has no width; 120 columns keep every table whole.
     screen = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
     with screen.capture() as capture:

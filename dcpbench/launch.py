@@ -122,17 +122,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_cpu(launch: Launch) -> bool:
-    """Whether the ranks compute on the CPU: asked for, or left to `auto` where there is no NVIDIA driver."""
-    device = launch.spec.topology.device
-    return device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
-
-
 def run(
     launch: Launch,
     *,
     listener: Listener,
     environ: Mapping[str, str],
+    cpu: bool,
     interrupts: Interrupts,
     argv: list[str] | None = None,
 ) -> LaunchOutcome:
@@ -142,6 +137,7 @@ def run(
         launch: its folder is made here if need be.
         listener: told of the start, each record and the end.
         environ: the variables of this process; see `environment`.
+        cpu: whether the ranks compute on the CPU.
         interrupts: looked at while the launch runs; the caller has deferred it.
         argv: the command; default: `plan.torchrun(launch)`.
 
@@ -160,7 +156,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment(environ, launch, cpu=on_cpu(launch), cores=cores()),
+            env=environment(environ, launch, cpu=cpu, cores=cores()),
             start_new_session=True,  # Ctrl-C on the terminal reaches dcpbench alone, which passes it on in order
         )
     watch = _Watch(launch, process, listener, interrupts)
@@ -304,8 +300,7 @@ def _judge(
         mark = "" if watch.end is not None else " and no end mark"
         return outcome("failed", 0, f"is incomplete: it exited with code 0 after {done} of {wanted} iterations{mark}")
     failure = first_failure(launch.log)
-    why = failure.sentence(str(launch.log))
-    if not why:
-        why = f"torchrun {ended(code if code is not None else 1)}; see {launch.log}"
+    log = Path(*launch.log.parts[-3:])  # within the run folder: launches/<id>/stdout.log
+    why = failure.sentence(str(log)) or f"torchrun {ended(code if code is not None else 1)}; see {log}"
     exit_code = failure.exit_code if failure.exit_code is not None else code
     return outcome("failed", exit_code, f"failed {watch.progress()}: {why}")

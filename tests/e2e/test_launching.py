@@ -66,7 +66,7 @@ def run(launch: Launch, mode: str) -> LaunchOutcome:
     assert words[at - 1] == "-m"
     argv = [*words[: at - 1], str(script), *words[at + 1 :]]
     listener = PlainProgress(sys.stderr)
-    return launching.run(launch, listener=listener, environ=os.environ, interrupts=Interrupts(), argv=argv)
+    return launching.run(launch, listener=listener, environ=os.environ, cpu=True, interrupts=Interrupts(), argv=argv)
 
 
 def test_a39_usual_ports_are_taken_and_both_cases_start_at_once(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def run(
         launch,
         listener=listener or Listening(),
         environ=os.environ,
+        cpu=True,
         interrupts=interrupts or Interrupts(),
         argv=[sys.executable, "-c", WRITE + code, str(launch.folder)],
     )
@@ -267,7 +268,7 @@ def test_a49_nothing_is_appended_to_an_earlier_attempt(tmp_path: Path, old: str)
 def test_failure_names_log_and_line(tmp_path: Path) -> None:
     launch = a_launch(tmp_path)
     outcome = run(launch, "iterations(1, 1); print('x', flush=True); raise ValueError('no such layer')")
-    assert f"ValueError: no such layer ({launch.log}:" in str(outcome.error())
+    assert "ValueError: no such layer (launches/01-baseline/stdout.log:" in str(outcome.error())
     assert "iteration 1 of 3" in str(outcome.error())
 
 
