@@ -151,8 +151,8 @@ def warmup_sentence(analysis: Analysis) -> str:
     total, warmup = analysis.iterations, analysis.warmup
     if warmup == 0:
         return f"All {total} iterations of each launch were measured; no warm-up was left out."
-    left_out = "iteration 1" if warmup == 1 else f"iterations 1 to {warmup}"
-    return f"Measured are iterations {warmup + 1} to {total} of each launch; {left_out} were left out as warm-up."
+    left_out = "iteration 1 was" if warmup == 1 else f"iterations 1 to {warmup} were"
+    return f"Measured are iterations {warmup + 1} to {total} of each launch; {left_out} left out as warm-up."
 
 
 def fault_lines(analysis: Analysis, most: int) -> list[str]:
