@@ -64,11 +64,11 @@ def read_run(path: Path) -> Source:
     remarks: list[str] = []
     for planned in plan.build(spec, path):
         table = _table(planned)
-        if table.format == "native":
+        failure = None if ends is None else _failure(planned.id, ends)
+        if table.format == "native" and failure is None:
             remarks.append(
                 f"{planned.id} was read from its console log, at reduced precision: it has no records.jsonl."
             )
-        failure = None if ends is None else _failure(planned.id, ends)
         position = started.get(planned.id, planned.position if ends is None else None)
         launches.append(LaunchInput(planned.id, planned.case, planned.pair, position, table, failure))
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))

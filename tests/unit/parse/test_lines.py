@@ -28,6 +28,7 @@ LINES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(LINES)
 def test_the_learned_layout_reads_what_the_general_way_reads(lines: list[str]) -> None:
     """The short cut (one expression for the layout of the last record) never changes a result."""
@@ -45,7 +46,7 @@ def test_the_short_cut_is_taken() -> None:
     assert own._by_layout(2, megatron(2, 9), megatron(2, 9).index("iteration")) is not None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([1, 3, 1 << 20]))
 def test_segments_keep_every_byte_and_count_lines(tmp_path: Path, content: bytes, block: int) -> None:
     import dcpbench.parse.lines as lines

@@ -43,7 +43,7 @@ ABSOLUTE = {"seconds": 5.1e-7, "scheduling_seconds": 5.1e-7, "peak_memory_bytes"
 RELATIVE = {"loss": 5e-9, "grad_norm": 5e-6, "learning_rate": 5e-6, "tflops_per_gpu": 5e-4}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=6))
 def test_console_lines_read_back(tmp_path: Path, rows: list[IterationRecord]) -> None:
     """Whatever a worker prints comes back: counts and words exactly, the rest at the precision of the line."""

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_lines import run_folder, spec
+from log_lines import megatron_log, run_folder, spec
 from rich.console import Console
 
-from dcpbench.analysis import Analysis, analyze_run
+from dcpbench.analysis import Analysis, analyze_logs, analyze_run
 from dcpbench.faults import Fault
 from dcpbench.report import FILES, console, wording
 
@@ -115,6 +115,12 @@ def test_many_faults_are_cut_on_the_console(broken: Analysis) -> None:
     lines = wording.fault_lines(replace(broken, faults=many), 10)
     assert len(lines) == 11
     assert lines[-1] == "and 489 more; statistics.json lists them"
+
+
+def test_logged_tflops_stand_in_only_where_our_own_are_not(tmp_path: Path, passed: Analysis) -> None:
+    logs = [megatron_log(tmp_path / f"{n}.log", [1000.0] * 6) for n in range(2)]
+    assert "TFLOP/s per GPU as logged |" in text(analyze_logs(logs[:1], logs[1:], warmup=2), "report.md")
+    assert "as logged" not in text(passed, "report.md")
 
 
 def test_no_warm_up_is_said_too(tmp_path: Path) -> None:

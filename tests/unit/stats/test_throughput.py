@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -128,6 +128,7 @@ def test_the_trim_drops_the_same_iterations_from_both_cases() -> None:
     assert ratio != pytest.approx(stats.trim_mean(base, 0.1) / stats.trim_mean(dcp, 0.1))
 
 
+@settings(deadline=None)
 @given(TIMES)
 def test_swapping_the_cases_gives_the_reciprocal(times: tuple[np.ndarray, np.ndarray]) -> None:
     there, back = speedup(*times), speedup(*reversed(times))
@@ -135,6 +136,7 @@ def test_swapping_the_cases_gives_the_reciprocal(times: tuple[np.ndarray, np.nda
         assert getattr(there, name) * getattr(back, name) == pytest.approx(1.0)
 
 
+@settings(deadline=None)
 @given(TIMES, st.sampled_from([0.25, 0.5, 2.0, 64.0]))
 def test_scaling_time_changes_no_speedup(times: tuple[np.ndarray, np.ndarray], factor: float) -> None:
     there, scaled = speedup(*times), speedup(times[0] * factor, times[1] * factor)
@@ -142,6 +144,7 @@ def test_scaling_time_changes_no_speedup(times: tuple[np.ndarray, np.ndarray], f
         assert getattr(scaled, name) == pytest.approx(getattr(there, name), rel=1e-6)
 
 
+@settings(deadline=None)
 @given(TIMES, st.randoms())
 def test_the_order_of_pairs_does_not_matter(times: tuple[np.ndarray, np.ndarray], random: object) -> None:
     order = np.random.default_rng(random.randrange(1000)).permutation(len(times[0]))  # type: ignore[attr-defined]
@@ -150,6 +153,7 @@ def test_the_order_of_pairs_does_not_matter(times: tuple[np.ndarray, np.ndarray]
         assert getattr(shuffled, name) == pytest.approx(getattr(there, name))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1000), st.floats(0, 0.4999))
 def test_the_trim_is_scipys(count: int, trim: float) -> None:
     values = np.arange(count, dtype=float)
