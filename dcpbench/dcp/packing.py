@@ -110,6 +110,10 @@ class AttentionLayout:
 
     size: int
     rank: int
+    lengths: Ints
+    """Real lengths of the sequences, whole."""
+    padded: Ints
+    """Their lengths in memory, whole."""
     rows: int
     """Rows this rank holds, padding included."""
     query_starts: Ints
@@ -180,8 +184,9 @@ def attention_layout(
     if size == 1:
         key_rows += np.repeat(starts, visible)
         return AttentionLayout(
-            size, rank, rows, starts, counts, visible, None if len(key_rows) == rows else key_rows, None
-        )
+            size, rank, lengths, padded, rows, starts, counts, visible,
+            None if len(key_rows) == rows else key_rows, None,
+        )  # fmt: skip
     sequence = np.repeat(pieces.sequence[live], visible)
     chunk = (padded // (2 * size))[sequence]
     local = (offsets_of(padded)[:-1] // size)[sequence]
@@ -190,7 +195,7 @@ def attention_layout(
     owner = np.where(late, 2 * size - 1 - part, part)
     key_rows = owner * rows + local + np.where(late, chunk, 0) + within
     gradient_rows = _gradient_rows(lengths, padded, size, pieces, rows)
-    return AttentionLayout(size, rank, rows, starts, counts, visible, key_rows, gradient_rows)
+    return AttentionLayout(size, rank, lengths, padded, rows, starts, counts, visible, key_rows, gradient_rows)
 
 
 def _gradient_rows(lengths: Ints, padded: Ints, size: int, pieces: Segments, rows: int) -> Ints:

@@ -1,13 +1,15 @@
 """Which kernel and which transport a launch computes attention with.
 
 `cases.attention` names them: `auto`, a kernel (`flash`, `cudnn`, `sdpa`, `reference`), or
-`transport/kernel` (`symmetric/flash`, `collective/cudnn`, ...). What is asked for by name and
+`transport/kernel` (`symmetric/flash`, `collective/cudnn`, ...); or `te`, `te/p2p`, `te/a2a`,
+`te/all_gather` for Transformer Engine's own context parallelism. What is asked for by name and
 cannot serve is refused; nothing falls back in silence, and the launch header names what was used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Protocol
 
 import torch
@@ -24,6 +26,9 @@ from dcpbench.errors import PreflightError
 
 KERNELS = ("flash", "cudnn", "sdpa", "reference")
 TRANSPORTS = ("symmetric", "collective")
+TE_COMMUNICATIONS = ("p2p", "a2a", "all_gather")
+TE_MINIMUM = (2, 9)
+"""Older releases train packed sequences wrongly."""
 
 FLASH_HEAD_DIMS = 256
 """FlashAttention-2 serves head dimensions up to 256."""
@@ -54,8 +59,17 @@ class Sizes:
     """The most rows a rank may hold in one microbatch."""
 
 
-class Backend:
-    """Makes the `Attention` of each microbatch."""
+class Backend(Protocol):
+    """Makes the `Attention` of each microbatch; `name` says what it is made of."""
+
+    name: str
+
+    def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
+        """The attention of one microbatch of this rank."""
+
+
+class GatheredBackend:
+    """Our own: a transport, and one kernel for short key ranges and one for long."""
 
     def __init__(self, kernels: tuple[Kernel, ...], transport: Transport, device: torch.device) -> None:
         self._kernels, self._transport, self._device = kernels, transport, device
@@ -85,7 +99,11 @@ def create(
         PreflightError: see `check`; or a transport that this machine does not offer.
     """
     transport_name, kernel_name = check(name, device, dtype, sizes.dim)
-    return Backend(
+    if transport_name == "te":
+        from dcpbench.dcp.attention.te import TransformerEngineBackend  # noqa: PLC0415  # optional, slow to import
+
+        return TransformerEngineBackend(sizes.heads, sizes.kv_heads, sizes.dim, kernel_name, groups, device)
+    return GatheredBackend(
         _kernels(kernel_name, device, dtype, sizes.dim, deterministic),
         _transport(transport_name, groups, sizes, device, dtype),
         device,
@@ -93,17 +111,19 @@ def create(
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, str]:
-    """(transport or `auto`, kernel or `auto`) of a backend name.
+    """(transport or `auto`, kernel or `auto`) of a backend name; (`te`, communication) for Transformer Engine.
 
     Raises:
         PreflightError: an unknown name, or one that does not fit the device, type or head size.
     """
     first, slash, second = name.partition("/")
+    if first == "te":
+        return _check_te(second or "p2p", device, dtype)
     transport, kernel = (first, second) if slash else ("auto", first)
     if kernel not in (*KERNELS, "auto") or transport not in (*TRANSPORTS, "auto"):
         raise PreflightError(
             f"cases.attention: unknown backend {name!r}; known: auto, {', '.join(KERNELS)}, or one of these after "
-            f"{' or '.join(f'{t}/' for t in TRANSPORTS)}"
+            f"{' or '.join(f'{t}/' for t in TRANSPORTS)}; te, te/{', te/'.join(TE_COMMUNICATIONS[1:])}"
         )
     described = f"this launch has {device.type}, {str(dtype).removeprefix('torch.')} and a head dimension of {head_dim}"
     half = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
@@ -125,6 +145,25 @@ def check(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) ->
             "serves; choose a smaller model.head_dim or name cases.attention sdpa to measure the slow path"
         )
     return transport, kernel
+
+
+def _check_te(communication: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    if communication not in TE_COMMUNICATIONS:
+        raise PreflightError(
+            f"cases.attention: Transformer Engine has no communication {communication!r}; known: "
+            f"{', '.join(TE_COMMUNICATIONS)}"
+        )
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        raise PreflightError("cases.attention te needs CUDA and bfloat16 or float16")
+    try:
+        version = metadata.version("transformer-engine")
+    except metadata.PackageNotFoundError:
+        raise PreflightError("cases.attention te needs the package transformer-engine; it is not installed") from None
+    if tuple(int(part) for part in version.split(".")[:2]) < TE_MINIMUM:
+        raise PreflightError(
+            f"cases.attention te needs Transformer Engine {'.'.join(map(str, TE_MINIMUM))} or newer; found {version}"
+        )
+    return "te", communication
 
 
 def _kernels(name: str, device: torch.device, dtype: torch.dtype, dim: int, deterministic: bool) -> tuple[Kernel, ...]:

@@ -40,7 +40,7 @@ def frontend() -> ModuleType | None:
         import cudnn  # noqa: PLC0415  # optional, and slow to import
     except (ImportError, OSError):
         return None
-    return cudnn  # type: ignore[no-any-return]
+    return cudnn
 
 
 def usable(dtype: torch.dtype, head_dim: int) -> bool:
@@ -103,6 +103,34 @@ class _Tables:
         return self._offsets[key]
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A compiled graph with what stays the same during a microbatch: the lengths and offsets of its pieces."""
+
+    graph: Any
+    workspace_bytes: int
+    pointers: dict[int, int]
+
+
+class _Parts:
+    """The pieces of a layout as cuDNN sees them, and the calls made for them."""
+
+    def __init__(self, layout: DeviceLayout) -> None:
+        host, device = layout.host, layout.device
+        starts = offsets_of(host.key_counts)[:-1]
+        before = host.key_counts - host.query_counts
+        late = before > 0
+        self.square = not bool(late.any())
+        """Whether every piece sees its own rows only: sequences that are not cut."""
+        self.padded = layout.query_rows is not None
+        self.tables = {"whole": _Tables(host.query_starts, host.query_counts, starts, host.key_counts, device)}
+        if not self.square:
+            own = _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device)
+            earlier = _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device)
+            self.tables |= {"own": own, "before": earlier}
+        self.calls: dict[tuple[str, str, int, int], _Call] = {}
+
+
 class CudnnKernel:
     """See the module. One instance per process; it owns a cuDNN handle and the compiled graphs."""
 
@@ -114,84 +142,87 @@ class CudnnKernel:
             raise RuntimeError("the cudnn attention kernel needs the package nvidia-cudnn-frontend")
         self._cudnn = module
         self._handle = module.create_handle()
+        self._stream: int | None = None
         self._deterministic = deterministic
         self._graphs: dict[tuple[str, _Shape, int], tuple[Any, int]] = {}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout) -> tuple[Tensor, Any]:
         """See `Kernel.forward`."""
-        whole = self._tables(layout)["whole"]
-        shape = _shape(whole, q, k, "start" if _square(layout) else "end")
-        heads, dim = q.shape[1], q.shape[2]
-        new = torch.empty if layout.query_rows is None else torch.zeros
-        out = new((len(q), heads, dim), dtype=q.dtype, device=q.device)
-        stats = torch.empty((len(q), heads), dtype=torch.float32, device=q.device)
-        self._run(
-            "forward",
-            shape,
-            0,
-            {
-                _Q: q, _K: k, _V: v, _O: out, _STATS: stats, _LEN_Q: whole.query_counts, _LEN_K: whole.key_counts,
-                _OFF_Q: whole.offsets("q", shape.query_stride), _OFF_K: whole.offsets("k", shape.key_stride),
-                _OFF_O: whole.offsets("q", heads * dim), _OFF_STATS: whole.offsets("q", heads),
-            },
-        )  # fmt: skip
+        parts = self._parts(layout)
+        new = torch.zeros if parts.padded else torch.empty
+        out = new(q.shape, dtype=q.dtype, device=q.device)
+        stats = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        call = self._call("forward", parts, "whole", "start" if parts.square else "end", q, k)
+        self._run(call, {_Q: q, _K: k, _V: v, _O: out, _STATS: stats})
         return out, (q, k, v, out, stats, layout)
 
     def backward(self, grad: Tensor, saved: Any, into: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernel.backward`."""
         q, k, v, out, stats, layout = saved
-        grad = grad.contiguous()
-        tables = self._tables(layout)
-        new = torch.empty if layout.query_rows is None else torch.zeros
+        parts = self._parts(layout)
+        new = torch.zeros if parts.padded else torch.empty
         grad_q = new(out.shape, dtype=q.dtype, device=q.device)
         grad_kv = into if into is not None else k.new_empty((len(k), 2, *k.shape[1:]))
-        arguments = (q, k, v, out, stats, grad)
-        if _square(layout):
-            self._backward(tables["whole"], "start", arguments, grad_q, grad_kv)
+        tensors = {_Q: q, _K: k, _V: v, _O: out, _STATS: stats, _DO: grad.contiguous(), _DQ: grad_q, _DK: grad_kv,
+                   _DV: grad_kv[:, 1]}  # fmt: skip
+        if parts.square:
+            self._run(self._call("backward", parts, "whole", "start", q, k), tensors)
         else:
-            self._backward(tables["own"], "start", arguments, grad_q, grad_kv)
+            self._run(self._call("backward", parts, "own", "start", q, k), tensors)
             before = torch.zeros_like(grad_q)
-            self._backward(tables["before"], "none", arguments, before, grad_kv)
+            self._run(self._call("backward", parts, "before", "none", q, k), tensors | {_DQ: before})
             grad_q += before
         return grad_q, grad_kv[:, 0], grad_kv[:, 1]
 
-    def _backward(
-        self, tables: _Tables, mask: str, arguments: tuple[Tensor, ...], grad_q: Tensor, grad_kv: Tensor
-    ) -> None:
-        q, k, v, out, stats, grad = arguments
-        heads, dim = q.shape[1], q.shape[2]
-        shape = _shape(tables, q, k, mask)
-        key_grad_stride = 2 * k.shape[1] * dim
-        self._run(
-            "backward",
-            shape,
-            bucket(max(len(q), len(k)), 2),
-            {
-                _Q: q, _K: k, _V: v, _O: out, _STATS: stats, _DO: grad, _DQ: grad_q, _DK: grad_kv,
-                _DV: grad_kv[:, 1], _LEN_Q: tables.query_counts, _LEN_K: tables.key_counts,
-                _OFF_Q: tables.offsets("q", shape.query_stride), _OFF_K: tables.offsets("k", shape.key_stride),
-                _OFF_O: tables.offsets("q", heads * dim), _OFF_STATS: tables.offsets("q", heads),
-                _OFF_DK: tables.offsets("k", key_grad_stride),
-            },
-        )  # fmt: skip
-
-    def _tables(self, layout: DeviceLayout) -> dict[str, _Tables]:
+    def _parts(self, layout: DeviceLayout) -> _Parts:
         found = layout.tables.get(CudnnKernel)
-        if found is None:
-            found = layout.tables[CudnnKernel] = _split(layout)
-        return found  # type: ignore[return-value]
+        if not isinstance(found, _Parts):
+            found = layout.tables[CudnnKernel] = _Parts(layout)
+        return found
 
-    def _run(self, kind: str, shape: _Shape, total: int, tensors: dict[int, Tensor]) -> None:
-        key = kind, shape, total
+    def _call(self, kind: str, parts: _Parts, part: str, mask: str, q: Tensor, k: Tensor) -> _Call:
+        key = kind, part, q.stride(0), k.stride(0)
+        found = parts.calls.get(key)
+        if found is None:
+            tables = parts.tables[part]
+            (_, heads, dim), kv_heads = q.shape, k.shape[1]
+            shape = _Shape(
+                tables.pieces, tables.max_query, tables.max_key, heads, kv_heads, dim, q.stride(0), k.stride(0),
+                q.dtype, mask,
+            )  # fmt: skip
+            graph, workspace_bytes = self._compiled(kind, shape, bucket(max(len(q), len(k)), 2))
+            fixed = {
+                _LEN_Q: tables.query_counts,
+                _LEN_K: tables.key_counts,
+                _OFF_Q: tables.offsets("q", q.stride(0)),
+                _OFF_K: tables.offsets("k", k.stride(0)),
+                _OFF_O: tables.offsets("q", heads * dim),
+                _OFF_STATS: tables.offsets("q", heads),
+            }
+            if kind == "backward":
+                fixed[_OFF_DK] = tables.offsets("k", 2 * kv_heads * dim)
+            found = parts.calls[key] = _Call(
+                graph, workspace_bytes, {uid: tensor.data_ptr() for uid, tensor in fixed.items()}
+            )
+        return found
+
+    def _compiled(self, kind: str, shape: _Shape, total: int) -> tuple[Any, int]:
+        key = kind, shape, total if kind == "backward" else 0
         found = self._graphs.get(key)
-        stream = torch.cuda.current_stream().cuda_stream
-        self._cudnn.set_stream(handle=self._handle, stream=stream)
         if found is None:
             graph = self._forward_graph(shape) if kind == "forward" else self._backward_graph(shape, total)
-            found = self._graphs[key] = graph, graph.get_workspace_size()
-        graph, workspace_bytes = found
-        workspace = torch.empty(max(1, workspace_bytes), dtype=torch.uint8, device=tensors[_Q].device)
-        graph._execute({uid: x.data_ptr() for uid, x in tensors.items()}, workspace.data_ptr(), self._handle)
+            found = self._graphs[key] = graph, max(1, graph.get_workspace_size())
+        return found
+
+    def _run(self, call: _Call, tensors: dict[int, Tensor]) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream != self._stream:
+            # Telling cuDNN its stream costs more than an attention call on a short pack.
+            self._cudnn.set_stream(handle=self._handle, stream=stream)
+            self._stream = stream
+        workspace = torch.empty(call.workspace_bytes, dtype=torch.uint8, device=tensors[_Q].device)
+        pointers = call.pointers | {uid: tensor.data_ptr() for uid, tensor in tensors.items()}
+        call.graph._execute(pointers, workspace.data_ptr(), self._handle)
 
     def _graph(self, dtype: torch.dtype) -> Any:
         types = self._cudnn.data_type
@@ -311,30 +342,6 @@ class _Inputs:
         shape = self._shape
         heads, longest = (shape.heads, shape.max_query) if which == "q" else (shape.kv_heads, shape.max_key)
         return (shape.pieces, heads, longest, shape.dim), (longest * stride, shape.dim, stride, 1)
-
-
-def _shape(tables: _Tables, q: Tensor, k: Tensor, mask: str) -> _Shape:
-    return _Shape(
-        tables.pieces, tables.max_query, tables.max_key, q.shape[1], k.shape[1], q.shape[2], q.stride(0), k.stride(0),
-        q.dtype, mask,
-    )  # fmt: skip
-
-
-def _square(layout: DeviceLayout) -> bool:
-    """Whether every piece sees its own rows only: sequences that are not cut."""
-    return bool((layout.host.query_counts == layout.host.key_counts).all())
-
-
-def _split(layout: DeviceLayout) -> dict[str, _Tables]:
-    host, device = layout.host, layout.device
-    starts = offsets_of(host.key_counts)[:-1]
-    tables = {"whole": _Tables(host.query_starts, host.query_counts, starts, host.key_counts, device)}
-    if not _square(layout):
-        before = host.key_counts - host.query_counts
-        late = before > 0
-        tables["own"] = _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device)
-        tables["before"] = _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device)
-    return tables
 
 
 def kernel(deterministic: bool) -> Kernel:

@@ -1,0 +1,97 @@
+"""Transformer Engine's `DotProductAttention` on packed rows, with its own context-parallel communication.
+
+It is handed what Megatron-LM hands it: the rows of this rank in zigzag order, the cumulative real
+and padded lengths of the *whole* sequences, and the CP group of the microbatch, which may change
+from one microbatch to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dcpbench.dcp.attention.layout import to_device
+from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.packing import AttentionLayout, offsets_of
+
+
+@dataclass(frozen=True)
+class _Call:
+    backend: TransformerEngineBackend
+    group: CpGroup
+    rows: int
+    offsets: Tensor
+    padded_offsets: Tensor
+    longest: int
+    padding: bool
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.backend.attend(self, q, k, v)
+
+    def finish(self) -> None:
+        """Nothing outlives a call."""
+
+
+class TransformerEngineBackend:
+    """One attention module for all layers; the group is set before each call that needs another."""
+
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, communication: str, groups: RuntimeGroups, device: torch.device
+    ) -> None:
+        from transformer_engine.pytorch import DotProductAttention  # noqa: PLC0415  # optional, slow to import
+
+        self.name = f"te/{communication}"
+        self._communication, self._device = communication, device
+        self._module: Any = DotProductAttention(
+            heads,
+            dim,
+            num_gqa_groups=kv_heads,
+            attention_dropout=0.0,
+            qkv_format="thd",
+            attn_mask_type="padding_causal",
+        )
+        self._stream = torch.cuda.Stream(device)
+        self._members = {
+            group.size: dist.get_process_group_ranks(group.group) for group in groups.shared if group.group is not None
+        }
+        self._current: int | None = None
+
+    def prepare(self, layout: AttentionLayout, group: CpGroup) -> _Call:
+        """The attention of one microbatch of this rank."""
+        return _Call(
+            self,
+            group,
+            layout.rows,
+            to_device(offsets_of(layout.lengths), self._device, torch.int32),
+            to_device(offsets_of(layout.padded), self._device, torch.int32),
+            int(layout.padded.max()),
+            bool((layout.lengths != layout.padded).any()),
+        )
+
+    def attend(self, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of this rank's rows."""
+        if call.group.size != self._current:
+            if call.group.alone:
+                self._module.set_context_parallel_group(None, None, None)
+            else:
+                self._module.set_context_parallel_group(
+                    call.group.group, self._members[call.group.size], self._stream, self._communication
+                )
+            self._current = call.group.size
+        out = self._module(
+            q.contiguous(),
+            k.contiguous(),
+            v.contiguous(),
+            cu_seqlens_q=call.offsets,
+            cu_seqlens_kv=call.offsets,
+            cu_seqlens_q_padded=call.padded_offsets,
+            cu_seqlens_kv_padded=call.padded_offsets,
+            max_seqlen_q=call.longest,
+            max_seqlen_kv=call.longest,
+            pad_between_seqs=call.padding,
+        )
+        return out.view(q.shape)
