@@ -150,9 +150,9 @@ def row(pack, size, name, chosen, groups, options, device) -> None:  # type: ign
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
     forward_time, backward_time, host, *errors = numbers.tolist()
     if dist.get_rank() == 0:
-        print(f"{pack:8} {size:2} {name:26} {forward_time:8.3f} {flops / forward_time / 1e9:5.0f} {backward_time:8.3f} "
-              f"{2.5 * flops / backward_time / 1e9:5.0f} {host:8.3f} {errors[0]:8.1e} {errors[1]:8.1e} {errors[2]:8.1e}",
-              flush=True)  # fmt: skip
+        print(f"{pack:8} {size:2} {name:26} {forward_time:8.3f} {flops / forward_time / 1e9:5.0f} "
+              f"{backward_time:8.3f} {2.5 * flops / backward_time / 1e9:5.0f} {host:8.3f} {errors[0]:8.1e} "
+              f"{errors[1]:8.1e} {errors[2]:8.1e}", flush=True)  # fmt: skip
     sys.stdout.flush()
 
 
@@ -160,14 +160,12 @@ def check(q, k, v, grad, lengths, padded, rows, out, grads) -> tuple[float, floa
     """Errors of this rank's rows against one rank in float32."""
     layout = device_layout(attention_layout(lengths, padded), q.device)
     inputs = [x.float().requires_grad_() for x in (q, k, v)]
-    if layout.host.key_rows is not None:
-        keys = [x.index_select(0, layout.key_rows) for x in inputs[1:]]
-    else:
-        keys = inputs[1:]
+    selected = layout.host.key_rows is not None
+    keys = [x.index_select(0, layout.key_rows) if selected else x for x in inputs[1:]]
     with torch.no_grad():
         want, saved = SDPA.forward(inputs[0], *keys, layout)
     want_q, want_k, want_v = SDPA.backward(grad.float(), saved)
-    if layout.host.key_rows is not None:
+    if selected:
         want_k, want_v = (
             torch.zeros_like(q[:, : x.shape[1]]).float().index_copy_(0, layout.key_rows, x) for x in (want_k, want_v)
         )

@@ -6,5 +6,6 @@ cudnn      the same by cuDNN's fused kernels
 transport  keys and values to the ranks of a group and gradients back, by collectives
 symmetric  the same by reading peers' memory over NVLink
 allgather  both together, as a function of q, k and v
+te         Transformer Engine's attention and its own communication
 backend    which of them a launch uses
 """
