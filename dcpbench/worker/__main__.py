@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -27,7 +28,8 @@ from dcpbench.worker.emit import Emitter
 from dcpbench.worker.lifetime import end_with_parent, leave
 from dcpbench.worker.loop import Trainer, train
 from dcpbench.worker.model import GPT, flops, initialise
-from dcpbench.worker.optimizer import FlatParameters, Optimizer
+from dcpbench.worker.optimizer import Optimizer
+from dcpbench.worker.parameters import FlatParameters
 
 
 def main() -> None:
@@ -84,10 +86,9 @@ def run(launch: Launch) -> None:
         model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest)
     flat = FlatParameters(model, dtype, device, torch.float32)
     if spec.training.load_path is None:
-        initialise(flat.named_master(), spec.model, spec.training.seed)
+        flat.fill(lambda weights: initialise(weights, spec.model, spec.training.seed))
     else:
-        checkpoint.load(spec.training.load_path, flat.named_master())
-    flat.publish()
+        flat.fill(functools.partial(checkpoint.load, spec.training.load_path))
 
     per_token, per_square = flops(spec.model)
     header = RunHeader(

@@ -17,7 +17,8 @@ from dcpbench.worker.batches import Prefetcher, RankBatch
 from dcpbench.worker.emit import Emitter, RankMeasurement, Statistics
 from dcpbench.worker.memory import peak_memory
 from dcpbench.worker.model import GPT
-from dcpbench.worker.optimizer import FlatParameters, Optimizer, learning_rate
+from dcpbench.worker.optimizer import Optimizer, learning_rate
+from dcpbench.worker.parameters import FlatParameters
 
 
 @dataclass
@@ -50,7 +51,6 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         # Planned and read while the iteration before was computed.
         batch = batches.take()
 
-        flat.grad.zero_()
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         for job, pack in zip(batch.jobs, batch.packs, strict=True):
             loss_sum += forward_backward(

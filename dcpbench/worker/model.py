@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dcpbench import spec
 from dcpbench.dcp.attention.backend import Attention
+from dcpbench.worker.linear import Embedding, Linear
 from dcpbench.worker.loss import linear_cross_entropy
 
 
@@ -46,11 +47,11 @@ class Block(nn.Module):
         self.gated = modern
         width, bias = model.hidden_size, not modern
         self.attention_norm = _norm(model)
-        self.qkv = nn.Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias=bias)
-        self.attention_out = nn.Linear(self.heads * self.dim, width, bias=bias)
+        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias=bias)
+        self.attention_out = Linear(self.heads * self.dim, width, bias=bias)
         self.ffn_norm = _norm(model)
-        self.ffn_in = nn.Linear(width, model.ffn_hidden_size * (2 if self.gated else 1), bias=bias)
-        self.ffn_out = nn.Linear(model.ffn_hidden_size, width, bias=bias)
+        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if self.gated else 1), bias=bias)
+        self.ffn_out = Linear(model.ffn_hidden_size, width, bias=bias)
 
     def forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
         """x (rows, width) -> (rows, width)."""
@@ -75,11 +76,11 @@ class GPT(nn.Module):
         super().__init__()
         self.config = model
         modern = model.flavour == "modern"
-        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size)
-        self.position_embedding = None if modern else nn.Embedding(max_positions, model.hidden_size)
+        self.embedding = Embedding(model.vocab_size, model.hidden_size)
+        self.position_embedding = None if modern else Embedding(max_positions, model.hidden_size)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.final_norm = _norm(model)
-        self.output = self.embedding if model.tied else nn.Linear(model.hidden_size, model.vocab_size, bias=False)
+        self.output = self.embedding if model.tied else Linear(model.hidden_size, model.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, labels: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """The sum of the cross-entropy over this rank's labelled rows, a float64 scalar.

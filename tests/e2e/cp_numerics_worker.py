@@ -24,7 +24,7 @@ from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import attention_layout, offsets_of, pack_rank, ranges, segments_of
 from dcpbench.dcp.workload import PaddingRule
 from dcpbench.worker.model import GPT, initialise
-from dcpbench.worker.optimizer import FlatParameters
+from dcpbench.worker.parameters import FlatParameters
 
 SIZES = (1, 2, 3, 4, 6, 8)
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

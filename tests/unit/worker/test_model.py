@@ -5,7 +5,7 @@ import torch
 
 from dcpbench import spec
 from dcpbench.worker.model import GPT, Rope, flops, initialise
-from dcpbench.worker.optimizer import FlatParameters
+from dcpbench.worker.parameters import FlatParameters
 
 CPU = torch.device("cpu")
 

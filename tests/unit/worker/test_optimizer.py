@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dcpbench.spec import Training
-from dcpbench.worker.optimizer import FlatParameters, Optimizer, learning_rate
+from dcpbench.worker.optimizer import Optimizer, learning_rate
+from dcpbench.worker.parameters import FlatParameters
 
 CPU = torch.device("cpu")
 

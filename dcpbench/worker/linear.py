@@ -1,0 +1,97 @@
+"""Linear layers and embeddings that add their weight gradients to the gradient buffer themselves.
+
+`FlatParameters` gives every parameter `main_grad`, its view of the flat gradient buffer. A layer
+whose weight has one adds to it inside its backward, in the buffer's type: on CUDA one matrix product
+that accumulates in float32, where autograd would write a gradient in the compute type, add it
+to the buffer with a second kernel and free it. A weight without `main_grad` gets an ordinary gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def main_grad_of(parameter: Tensor | None) -> Tensor | None:
+    """The gradient buffer of a parameter, shaped like it, where it has one."""
+    return getattr(parameter, "main_grad", None)
+
+
+@functools.cache
+def products_accumulate(device: torch.device, narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether `addmm` multiplies in `narrow` and adds to `wide` on this device, without rounding in between."""
+    ones = torch.ones(16, 16, dtype=narrow, device=device)
+    total = torch.full((16, 16), 2.0**-12, dtype=wide, device=device)
+    try:
+        torch.addmm(total, ones.T, ones, out_dtype=wide, out=total)
+    except (TypeError, RuntimeError):  # no such argument, or no such kernel
+        return False
+    return bool((total == 16 + 2.0**-12).all())
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a.T @ b, in place and in total's type. Shapes: total (m, n), a (rows, m), b (rows, n)."""
+    if len(a) == 0:
+        return
+    if total.dtype == a.dtype:
+        total.addmm_(a.T, b)
+    elif products_accumulate(a.device, a.dtype, total.dtype):
+        torch.addmm(total, a.T, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a.T @ b
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight_grad, ctx.bias_grad = main_grad_of(weight), main_grad_of(bias)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        add_product(ctx.weight_grad, grad, x)
+        if ctx.bias_grad is not None:
+            ctx.bias_grad += grad.sum(0, dtype=ctx.bias_grad.dtype)
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None
+
+
+class Linear(nn.Linear):
+    """x (rows, in) -> x @ weight.T + bias (rows, out)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class."""
+        if main_grad_of(self.weight) is None:
+            return F.linear(input, self.weight, self.bias)
+        return _Linear.apply(input, self.weight, self.bias)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indices: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.weight_grad = main_grad_of(weight)
+        return F.embedding(indices, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        (indices,) = ctx.saved_tensors
+        # Many rows may share an index; their sum is formed in the buffer's type. In arbitrary order
+        # on CUDA, unless deterministic algorithms are on: index_add_ then sorts.
+        ctx.weight_grad.index_add_(0, indices, grad.to(ctx.weight_grad.dtype))
+        return None, None
+
+
+class Embedding(nn.Embedding):
+    """Indices (rows,) -> rows of the table (rows, width)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class."""
+        if main_grad_of(self.weight) is None:
+            return F.embedding(input, self.weight)
+        return _Embedding.apply(input, self.weight)
