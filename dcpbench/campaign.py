@@ -96,7 +96,7 @@ def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], l
     report = preflight.check(spec, environ=environ, stream=stream, folder=path, gpus=gpus)
     for finding in report.findings:
         if finding.level == "warn":
-            listener.phase(f"caution: {finding.message}")
+            listener.note(f"caution: {finding.message}")
     return Prepared(folder, launches, report.device == "cpu", gpus)
 
 
@@ -128,7 +128,7 @@ def walk(
     done = complete_launches(launches, ledger_file)
     for launch in launches:
         if launch.id in done:
-            listener.phase(f"{launch.id} is complete already")
+            listener.note(f"{launch.id} is complete already")
             outcomes.append(done[launch.id])
             continue
         if launch.spec.launches.cooldown:

@@ -39,12 +39,13 @@ def resolve(spec: Path | None, overrides: Sequence[str], options: Mapping[str, t
 
 def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
     """Launch, analyse, report, write the manifest."""
-    from dcpbench import analysis  # noqa: PLC0415
-
     path = runfolder.default_path(resolved.spec)
     failure: DcpbenchError | None = None
     with Interrupts() as interrupts, progress.on() as display:
         prepared = campaign.begin(resolved.spec, path, resume=resume, environ=os.environ, listener=display)
+        # Now: a refusal does not wait for scipy, and what cannot be imported is known before the first launch.
+        from dcpbench import analysis  # noqa: PLC0415
+
         folder = prepared.folder
         executor = campaign.TorchrunExecutor(display, os.environ, prepared.cpu, interrupts)
         try:
@@ -58,10 +59,13 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
         except (LaunchError, RecordsError) as error:
             failure = error  # the report says what is there of both cases, and lists every fault
         display.phase("analysing")
-        result = analysis.analyze_run(path)
-        analysis.write_analysis(result, folder.analysis)
-        provenance.write(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
-        display.phase(f"the run folder is {path}")
+        try:
+            result = analysis.analyze_run(path)
+            analysis.write_analysis(result, folder.analysis)
+            provenance.write(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
+        except DcpbenchError as error:
+            raise (failure or error) from None
+        display.note(f"the run folder is {path}")
     _show(result, as_json)
     if failure is not None:
         raise failure

@@ -51,7 +51,10 @@ class Listener(Protocol):
         """These launches will be made, in this order."""
 
     def phase(self, text: str) -> None:
-        """Other work than a launch begins, or there is a fact worth a line."""
+        """Other work than a launch begins."""
+
+    def note(self, text: str) -> None:
+        """A fact worth a line; what is being done stays the same."""
 
     def started(self, launch: Launch) -> None:
         """The launch is about to start."""
@@ -159,13 +162,13 @@ def run(
             env=environment(environ, launch, cpu=cpu, cores=cores()),
             start_new_session=True,  # Ctrl-C on the terminal reaches dcpbench alone, which passes it on in order
         )
-    watch = _Watch(launch, process, listener, interrupts)
+    tree = ProcessTree(process)
+    watch = _Watch(launch, process, tree, listener, interrupts)
     try:
         stopped = watch.until_end_or_limit()
     finally:
-        watch.tree.end(
-            launch.spec.launches.grace if process.poll() is None else 0.0, hurry=lambda: interrupts.count > 1
-        )
+        grace = launch.spec.launches.grace if process.poll() is None else 0.0
+        tree.end(grace, hurry=lambda: interrupts.count > 1)
         _redact(launch.log)
     watch.follow()
     outcome = _judge(launch, process.returncode, stopped, watch, time.monotonic() - started)
@@ -177,13 +180,18 @@ class _Watch:
     """Follows a running launch: its records, its processes, its limits."""
 
     def __init__(
-        self, launch: Launch, process: subprocess.Popen[bytes], listener: Listener, interrupts: Interrupts
+        self,
+        launch: Launch,
+        process: subprocess.Popen[bytes],
+        tree: ProcessTree,
+        listener: Listener,
+        interrupts: Interrupts,
     ) -> None:
-        self.tree = ProcessTree(process)
         self.iterations: set[int] = set()
         self.end: RunEnd | None = None
         self._launch = launch
         self._process = process
+        self._tree = tree
         self._listener = listener
         self._interrupts = interrupts
         self._offset = 0
@@ -203,7 +211,7 @@ class _Watch:
             except subprocess.TimeoutExpired:
                 now = time.monotonic()
             if now >= next_look:
-                self.tree.record()
+                self._tree.record()
                 if self._all_ranks_there():
                     whole_since = now
                 next_look = now + min(_RECORD_PROCESSES, max(_POLL, now - begin))
@@ -250,7 +258,7 @@ class _Watch:
         return seen
 
     def _all_ranks_there(self) -> bool:
-        workers = self.tree.children()
+        workers = self._tree.children()
         self._most_workers = max(self._most_workers, workers)
         return workers >= min(self._most_workers, self._launch.spec.topology.gpus_per_node)
 

@@ -106,6 +106,10 @@ class PlainProgress:
         self._doing = text
         self._line(text)
 
+    def note(self, text: str) -> None:
+        """See `launch.Listener`."""
+        self._line(text)
+
     def started(self, launch: Launch) -> None:
         """See `launch.Listener`."""
         self._doing = f"{self._name(launch)}: starting"
@@ -151,19 +155,23 @@ class LiveProgress:
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console  # noqa: PLC0415 - only a terminal needs rich
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
 
         self._course = _Course()
         self._bars: RichProgress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}", markup=False),
             console=Console(file=stream),
             transient=True,
         )
         self._task = self._bars.add_task("starting", total=None, figures="")
+
+    def _show(self, description: str, total: int | None, figures: str = "") -> None:
+        # A new task each time: rich takes no total away from one that had it.
+        self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(description, total=total, figures=figures)
 
     def __enter__(self) -> LiveProgress:
         self._bars.start()
@@ -180,24 +188,29 @@ class LiveProgress:
 
     def phase(self, text: str) -> None:
         """See `launch.Listener`."""
+        self.note(text)
+        self._show(text, None)
+
+    def note(self, text: str) -> None:
+        """See `launch.Listener`."""
         self._bars.console.print(text, markup=False, highlight=False)
-        self._bars.reset(self._task, total=None, description=text, figures="")
 
     def started(self, launch: Launch) -> None:
         """See `launch.Listener`."""
-        total = launch.spec.training.iterations
-        self._bars.reset(self._task, total=total, description=self._name(launch), figures="starting")
+        self._show(self._name(launch), launch.spec.training.iterations, "starting")
 
     def recorded(self, launch: Launch, record: IterationRecord) -> None:
         """See `launch.Listener`."""
         self._course.recorded(launch, record)
-        figures = ", ".join([*_figures(record), *_left(self._course.seconds_left())])
+        count = f"{record.iteration}/{launch.spec.training.iterations}"
+        figures = ", ".join([count, *_figures(record), *_left(self._course.seconds_left())])
         self._bars.update(self._task, completed=record.iteration, figures=figures)
 
     def ended(self, launch: Launch, outcome: LaunchOutcome) -> None:
         """See `launch.Listener`."""
         self._course.ended(launch)
-        self._bars.console.print(f"{self._name(launch)}: {_outcome(outcome)}", markup=False, highlight=False)
+        self.note(f"{self._name(launch)}: {_outcome(outcome)}")
+        self._show("between launches", None)
 
     def _name(self, launch: Launch) -> str:
         return f"pair {launch.pair}/{self._course.pairs} {launch.case}"

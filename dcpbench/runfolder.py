@@ -96,7 +96,7 @@ def open_for(spec: Spec, path: Path, *, resume: bool) -> RunFolder:
         raise UsageError(f"{path} is a file; the run folder needs another name (--out)")
     if resume:
         if not folder.spec.is_file():
-            raise UsageError(f"there is nothing to resume in {path}: it has no spec.yaml; leave --resume out")
+            raise UsageError(f"there is nothing to resume in {path}; name the folder of the unfinished run with --out")
         _refuse_other_spec(spec, folder)
         return folder
     if folder.ledger.exists():

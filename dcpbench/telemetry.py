@@ -31,6 +31,8 @@ THROTTLE_REASONS = {
     0x040: "hardware_thermal",
     0x080: "power_brake",
     0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
 }
 """Bits of NVML's clock event reasons (`nvmlClocksEventReason*` of nvml.h)."""
 

@@ -48,12 +48,14 @@ class Fake:
 
 class Silent:
     def __init__(self) -> None:
-        self.phases: list[str] = []
+        self.notes: list[str] = []
 
     def planned(self, launches: list[Launch]) -> None: ...
 
-    def phase(self, text: str) -> None:
-        self.phases.append(text)
+    def phase(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def started(self, launch: Launch) -> None: ...
 
@@ -161,7 +163,7 @@ def test_resume_passes_over_what_is_complete_and_moves_the_rest_aside(tmp_path: 
     listener, fake = Silent(), Fake()
     outcomes = go(launches, fake, listener)
     assert fake.calls == ["01-dcp", "02-dcp", "02-baseline"]
-    assert listener.phases == ["01-baseline is complete already"]
+    assert listener.notes == ["01-baseline is complete already"]
     assert [outcome.status for outcome in outcomes] == ["completed"] * 4
     names = {path.name for path in (tmp_path / "launches").iterdir()}
     assert "01-dcp.failed-1" in names

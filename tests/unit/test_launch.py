@@ -53,6 +53,9 @@ class Listening:
     def phase(self, text: str) -> None:
         self.events.append(text)
 
+    def note(self, text: str) -> None:
+        self.events.append(text)
+
     def started(self, launch: Launch) -> None:
         self.events.append(f"started {launch.id}")
 

@@ -44,6 +44,7 @@ def done(launch: Launch) -> LaunchOutcome:
 def tell(display: PlainProgress | LiveProgress, launches: list[Launch]) -> None:
     display.planned(launches)
     display.phase("preparing data [1/2]")
+    display.note("caution: few cores")
     display.started(launches[0])
     for i in range(1, 5):
         display.recorded(launches[0], record(i, 9.0 if i == 1 else 0.5))
@@ -58,6 +59,7 @@ def test_one_plain_line_per_event(tmp_path: Path) -> None:
     tell(PlainProgress(stream), plan(tmp_path))
     assert stream.getvalue().splitlines() == [
         "dcpbench: preparing data [1/2]",
+        "dcpbench: caution: few cores",
         "dcpbench: pair 1/1 baseline: started, 4 ranks",
         "dcpbench: pair 1/1 baseline: iteration 1/4, 111 tokens/s, loss 6.2500, 1:03 left",
         "dcpbench: pair 1/1 baseline: iteration 2/4, 2,000 tokens/s, loss 6.2500, 3 s left",
@@ -73,6 +75,7 @@ def test_keep_alive_line_only_after_silence() -> None:
     stream, clock = io.StringIO(), Clock()
     display = PlainProgress(stream, clock)
     display.phase("preparing data")
+    display.note("caution: few cores")
     clock.now += 29
     assert not display.alive()
     clock.now += 2
