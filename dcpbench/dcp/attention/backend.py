@@ -8,6 +8,8 @@ cannot serve is refused; nothing falls back in silence, and the launch header na
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol
@@ -18,7 +20,7 @@ from torch import Tensor
 from dcpbench.dcp.attention import cudnn
 from dcpbench.dcp.attention.allgather import GatheredAttention
 from dcpbench.dcp.attention.kernels import FLASH, REFERENCE, SDPA, Kernel
-from dcpbench.dcp.attention.layout import device_layout
+from dcpbench.dcp.attention.layout import DeviceLayout, device_layout
 from dcpbench.dcp.attention.transport import CollectiveTransport, Transport
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import AttentionLayout
@@ -36,6 +38,10 @@ FLASH_HEAD_DIMS = 256
 LONG_KEYS_PER_QUERY = 700.0
 """From how many keys a query on, on average, cuDNN's kernels beat FlashAttention-2's; from the table
 that benchmarks/attention.py prints on an H200."""
+
+
+OVERLAP_LENGTH = 12_288
+"""From which longest sequence on it pays to split attention so that communication hides behind it."""
 
 
 class Attention(Protocol):
@@ -71,8 +77,14 @@ class Backend(Protocol):
 class GatheredBackend:
     """Our own: a transport, and one kernel for short key ranges and one for long."""
 
-    def __init__(self, kernels: tuple[Kernel, ...], transport: Transport, device: torch.device) -> None:
-        self._kernels, self._transport, self._device = kernels, transport, device
+    def __init__(
+        self,
+        kernels: tuple[Kernel, ...],
+        transport: Transport,
+        device: torch.device,
+        overlap: Callable[[DeviceLayout, CpGroup], Attention] | None = None,
+    ) -> None:
+        self._kernels, self._transport, self._device, self._overlap = kernels, transport, device, overlap
         self.name = f"{transport.name}/{'+'.join(kernel.name for kernel in kernels)}"
 
     def kernel_for(self, layout: AttentionLayout) -> Kernel:
@@ -81,7 +93,10 @@ class GatheredBackend:
 
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
         """The attention of one microbatch of this rank."""
-        return GatheredAttention(device_layout(layout, self._device), group, self.kernel_for(layout), self._transport)
+        on_device = device_layout(layout, self._device)
+        if self._overlap is not None and not group.alone and int(layout.lengths.max()) >= OVERLAP_LENGTH:
+            return self._overlap(on_device, group)
+        return GatheredAttention(on_device, group, self.kernel_for(layout), self._transport)
 
 
 def create(
@@ -103,11 +118,9 @@ def create(
         from dcpbench.dcp.attention.te import TransformerEngineBackend  # noqa: PLC0415  # optional, slow to import
 
         return TransformerEngineBackend(sizes.heads, sizes.kv_heads, sizes.dim, kernel_name, groups, device)
-    return GatheredBackend(
-        _kernels(kernel_name, device, dtype, sizes.dim, deterministic),
-        _transport(transport_name, groups, sizes, device, dtype),
-        device,
-    )
+    kernels = _kernels(kernel_name, device, dtype, sizes.dim, deterministic)
+    transport = _transport(transport_name, groups, sizes, device, dtype)
+    return GatheredBackend(kernels, transport, device, _overlap(kernels[-1], transport, device))
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, str]:
@@ -190,3 +203,15 @@ def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.dev
             ) from None
         return CollectiveTransport()
     return SymmetricTransport(groups, sizes.rows, sizes.kv_heads * sizes.dim, dtype, device)
+
+
+def _overlap(
+    kernel: Kernel, transport: Transport, device: torch.device
+) -> Callable[[DeviceLayout, CpGroup], Attention] | None:
+    """How long microbatches hide their communication, where kernel and transport allow it."""
+    if not isinstance(kernel, cudnn.CudnnKernel) or transport.name != "symmetric":
+        return None
+    from dcpbench.dcp.attention import overlapped  # noqa: PLC0415  # needs Triton
+
+    assert isinstance(transport, overlapped.SymmetricTransport)
+    return functools.partial(overlapped.prepare, kernel=kernel, transport=transport, stream=torch.cuda.Stream(device))

@@ -103,6 +103,9 @@ class _Tables:
         return self._offsets[key]
 
 
+_MASKS = {"local": "start", "before": "none"}
+
+
 @dataclass(frozen=True)
 class _Call:
     """A compiled graph with what stays the same during a microbatch: the lengths and offsets of its pieces."""
@@ -125,9 +128,13 @@ class _Parts:
         self.padded = layout.query_rows is not None
         self.tables = {"whole": _Tables(host.query_starts, host.query_counts, starts, host.key_counts, device)}
         if not self.square:
-            own = _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device)
-            earlier = _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device)
-            self.tables |= {"own": own, "before": earlier}
+            self.tables |= {
+                # The piece's own rows where they lie in its key range, and where they lie on this rank.
+                "own": _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device),
+                "local": _Tables(host.query_starts, host.query_counts, host.query_starts, host.query_counts, device),
+                # The rows before it, for the pieces that have any.
+                "before": _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device),
+            }
         self.calls: dict[tuple[str, str, int, int], _Call] = {}
 
 
@@ -173,6 +180,35 @@ class CudnnKernel:
             self._run(self._call("backward", parts, "before", "none", q, k), tensors | {_DQ: before})
             grad_q += before
         return grad_q, grad_kv[:, 0], grad_kv[:, 1]
+
+    def forward_part(self, part: str, q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp (rows, heads) of every piece over a part of what it sees.
+
+        `local`: its own rows, k and v being this rank's rows. `before`: the rows before its own, k and
+        v being the key ranges; rows of pieces that have none before them are left unwritten.
+        """
+        parts = self._parts(layout)
+        new = torch.zeros if parts.padded and part == "local" else torch.empty
+        out = new(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        call = self._call("forward", parts, part, _MASKS[part], q, k)
+        self._run(call, {_Q: q, _K: k, _V: v, _O: out, _STATS: lse})
+        return out, lse
+
+    def backward_part(
+        self, part: str, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, layout: DeviceLayout,
+        grad_kv: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The gradient of q from a part, with the output and log-sum-exp of the whole; fills `grad_kv`, (.., 2, ..)."""
+        parts = self._parts(layout)
+        new = torch.zeros if parts.padded and part == "local" else torch.empty
+        grad_q = new(out.shape, dtype=q.dtype, device=q.device)
+        call = self._call("backward", parts, part, _MASKS[part], q, k)
+        self._run(
+            call,
+            {_Q: q, _K: k, _V: v, _O: out, _STATS: lse, _DO: grad, _DQ: grad_q, _DK: grad_kv, _DV: grad_kv[:, 1]},
+        )
+        return grad_q
 
     def _parts(self, layout: DeviceLayout) -> _Parts:
         found = layout.tables.get(CudnnKernel)

@@ -49,17 +49,66 @@ def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr): 
 
 
 @triton.jit
-def _add_up(peers, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_up(peers, table, out, like, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing.
+    # `like` has the type of what is read.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for column in range(COLUMNS):
         found = tl.load(table + row * COLUMNS + column).to(tl.int64)
-        source = tl.load(peers + column // 2).to(tl.pointer_type(out.dtype.element_ty))
+        source = tl.load(peers + column // 2).to(tl.pointer_type(like.dtype.element_ty))
         total += tl.load(source + found * WIDTH + columns, mask=inside & (found >= 0), other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Two partial attentions of one row become one, in place: weights from their log-sum-exps.
+    row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HEADS * DIM
+    place = row * (HEADS * DIM) + columns
+    head = row * HEADS + columns // DIM
+    one = tl.load(lse + head, mask=inside, other=0.0)
+    two = tl.load(other_lse + head, mask=inside, other=0.0)
+    top = tl.maximum(one, two)
+    both = top + tl.log(tl.exp(one - top) + tl.exp(two - top))
+    a = tl.load(out + place, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
+    merged = a * tl.exp(one - both) + b * tl.exp(two - both)
+    # All reads of the row's log-sum-exps precede the one write of each.
+    tl.debug_barrier()
+    tl.store(out + place, merged.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + head, both, mask=inside & (columns % DIM == 0))
+
+
+@triton.jit
+def _add_rows(total, part, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    place = row * WIDTH + columns
+    added = tl.load(total + place, mask=inside).to(tl.float32) + tl.load(part + place, mask=inside).to(tl.float32)
+    tl.store(total + place, added.to(total.dtype.element_ty), mask=inside)
+
+
+def merge_rows(out: Tensor, other: Tensor, lse: Tensor, other_lse: Tensor, rows: Tensor) -> None:
+    """Merges a second partial attention into the first, in place, at the given rows.
+
+    Shapes: out, other (rows, heads, dim); lse, other_lse (rows, heads) float32, natural logarithm.
+    """
+    heads, dim = out.shape[1:]
+    if len(rows):
+        _merge[(len(rows),)](out, other, lse, other_lse, rows, heads, dim, triton.next_power_of_2(heads * dim))
+
+
+def add_rows(total: Tensor, part: Tensor, rows: Tensor) -> None:
+    """total[rows] += part[rows], in place, added in float32; both contiguous and of one shape."""
+    width = math.prod(total.shape[1:])
+    if len(rows):
+        _add_rows[(len(rows),)](total, part, rows, width, triton.next_power_of_2(width))
 
 
 class _Pair:
@@ -135,7 +184,14 @@ class SymmetricTransport:
         peers = self._found.meet(group)
         assert layout.gradient_rows is not None
         out = grad_kv.new_empty((layout.rows, *grad_kv.shape[1:]))
-        _add_up[(layout.rows,)](peers, layout.gradient_rows, out, 2 * self._width, self._block2, 2 * group.size)
+        _add_up[(layout.rows,)](peers, layout.gradient_rows, out, out, 2 * self._width, self._block2, 2 * group.size)
+        return out
+
+    def give_back_part(self, table: Tensor, layout: DeviceLayout, group: CpGroup, like: Tensor) -> Tensor:
+        """As `give_back`, for the entries of `table` (rows, 2 x size) only, and left in float32."""
+        peers = self._found.meet(group)
+        out = torch.empty((layout.rows, *like.shape[1:]), dtype=torch.float32, device=like.device)
+        _add_up[(layout.rows,)](peers, table, out, like, 2 * self._width, self._block2, 2 * group.size)
         return out
 
     def finish(self, group: CpGroup) -> None:
