@@ -211,7 +211,7 @@ def _overlap(
     """How long microbatches hide their communication, where kernel and transport allow it."""
     if not isinstance(kernel, cudnn.CudnnKernel) or transport.name != "symmetric":
         return None
-    from dcpbench.dcp.attention import overlapped  # noqa: PLC0415  # needs Triton
+    from dcpbench.dcp.attention import overlapped, symmetric  # noqa: PLC0415  # need Triton
 
-    assert isinstance(transport, overlapped.SymmetricTransport)
+    assert isinstance(transport, symmetric.SymmetricTransport)
     return functools.partial(overlapped.prepare, kernel=kernel, transport=transport, stream=torch.cuda.Stream(device))
