@@ -1,0 +1,111 @@
+"""Every spec in `configs/` is valid, planned, and can be served by the schedulers of both cases in every iteration."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcpbench import config, plan, resources
+from dcpbench.data.lengths import dataset_lengths
+from dcpbench.data.prepare import prepare
+from dcpbench.data.stream import SampleStream
+from dcpbench.dcp import schedulers
+from dcpbench.dcp.workload import Domain, Scheduler
+from dcpbench.gpus import Gpu, GpuSurvey
+from dcpbench.preflight import inspect
+from dcpbench.spec import CASES, Spec, TextData
+
+FILES = {path.stem: path for path in resources.configs()}
+GENERATED = {name: path for name, path in FILES.items() if "kind: text" not in path.read_text(encoding="utf-8")}
+GPUS = GpuSurvey(gpus=tuple(Gpu(name=str(n), model="NVIDIA H200", processes=0) for n in range(8)))
+
+
+def load(name: str, *overrides: str) -> Spec:
+    return config.load(FILES[name], environ={}, overrides=overrides).spec
+
+
+def schedulers_of(spec: Spec) -> dict[str, Scheduler]:
+    return {
+        case: schedulers.create(
+            getattr(spec.cases, case).scheduler,
+            domain=Domain(spec.topology.domain_size, spec.topology.cp),
+            capacity=spec.cases.max_seqlen_per_dp_cp_rank,
+            min_size=spec.cases.min_dynamic_context_parallel_size,
+            padding_policy=spec.cases.padding,
+        )
+        for case in CASES
+    }
+
+
+def batches(spec: Spec) -> list[list[int]]:
+    assert not isinstance(spec.data, TextData)
+    size = spec.training.global_batch_size
+    lengths = dataset_lengths(spec.data)
+    window = lengths[np.arange(spec.training.iterations * size) % lengths.size]
+    return [batch.tolist() for batch in window.reshape(-1, size)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_is_planned_and_passes_preflight(name: str, tmp_path: Path) -> None:
+    spec = load(name)
+    assert spec.name == name
+    launches = plan.build(spec, tmp_path)
+    assert len(launches) == 2 * spec.launches.pairs
+    assert {launch.case for launch in launches} == set(CASES)
+    assert f"--nproc-per-node={spec.topology.gpus_per_node}" in plan.torchrun(launches[0])
+    workload, _, machine = name.partition("_")
+    assert workload
+    assert machine == f"{spec.topology.gpus_per_node}x{'cpu' if spec.topology.device == 'cpu' else 'h200'}"
+    assert [finding.message for finding in inspect(spec, environ={}, gpus=GPUS).refusals] == []
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_both_schedulers_serve_every_iteration(name: str) -> None:
+    spec = load(name)
+    both = schedulers_of(spec)
+    used: Counter[int] = Counter()
+    for lengths in batches(spec):
+        assert max(lengths) <= min(scheduler.longest_sample() for scheduler in both.values())
+        both["baseline"].plan(lengths)
+        used.update(both["dcp"].plan(lengths).cp_sizes())
+    assert set(used) <= set(both["dcp"].group_sizes())
+    assert len(used) > 1, "the dcp case would be another fixed CP size"
+
+
+@pytest.mark.parametrize(("name", "batch"), [("mock_4xh200", 32), ("mock_8xh200", 64)])
+def test_the_batch_sizes_that_comments_name_are_served(name: str, batch: int) -> None:
+    assert f"training.global_batch_size={batch}" in FILES[name].read_text(encoding="utf-8")
+    spec = load(name, f"training.global_batch_size={batch}")
+    for lengths in batches(spec):
+        for scheduler in schedulers_of(spec).values():
+            scheduler.plan(lengths)
+
+
+def test_the_quick_spec_uses_every_cp_size() -> None:
+    spec = load("quick_4xcpu")
+    scheduler = schedulers_of(spec)["dcp"]
+    measured = batches(spec)[spec.training.warmup_iterations :]
+    sizes = sum((Counter(scheduler.plan(lengths).cp_sizes()) for lengths in measured), Counter[int]())
+    assert set(sizes) == {1, 2, 4}
+
+
+def test_the_text_spec_reads_questions_and_answers(tmp_path: Path) -> None:
+    rows = tmp_path / "test.jsonl"
+    words = ("Two trains leave. ", "How far apart are they after four hours? ")
+    rows.write_text(
+        "".join(
+            json.dumps({"question": words[n % 2] * (2 + n % 20), "answer": f"#### {n}"}) + "\n" for n in range(400)
+        ),
+        encoding="utf-8",
+    )
+    spec = load("gsm8k_4xcpu", f"data.path={rows}")
+    identity = prepare(spec, tmp_path / "data")
+    assert identity.columns == ("question", "answer")
+    stream = SampleStream.open(tmp_path / "data")
+    for scheduler in schedulers_of(spec).values():
+        for iteration in range(1, spec.training.iterations + 1):
+            scheduler.plan(stream.lengths(stream.batch(iteration)).tolist())
