@@ -1,8 +1,11 @@
 """The output projection and the cross-entropy in one differentiable function that never holds all logits.
 
-The loss is a sum over tokens and its gradient is needed with factor 1 times whatever the caller
-multiplies; so the gradients are computed in the forward pass, chunk by chunk, while the logits of
-the chunk exist, and scaled in the backward pass.
+The loss is a sum over tokens, so the gradient of every logit is known as soon as its row is: the
+gradients of hidden states and weight are computed in the forward pass, chunk by chunk, from the
+logits of the chunk, over which their own gradient has been written.
+
+A weight with `main_grad` (see `linear.py`) has its gradient added there, in the forward pass. Then the
+backward must be that of the loss itself, with factor 1.
 """
 
 from __future__ import annotations
@@ -13,45 +16,73 @@ import torch
 from torch import Tensor
 
 from dcpbench.data.stream import IGNORE_INDEX
+from dcpbench.worker.linear import add_product, main_grad_of
 
-CHUNK_ELEMENTS = 1 << 28
-"""Logits held at once; 2^28 in float32 are 1 GiB."""
+CHUNK_BYTES = 1 << 30
+"""Memory for the logits held at once."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        rows = max(1, min(len(hidden), CHUNK_ELEMENTS // weight.shape[0]))
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, main_grad: Tensor | None) -> Tensor:
+        total_rows, vocabulary = len(hidden), len(weight)
+        rows = chunk_rows(total_rows, vocabulary * hidden.element_size())
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        losses = torch.empty(total_rows, dtype=exact, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight: Tensor | None = None
-        exact = hidden.dtype if hidden.dtype in (torch.float32, torch.float64) else torch.float32
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for start in range(0, len(hidden), rows):
+        grad_weight = torch.zeros_like(weight) if main_grad is None else main_grad
+        # Rows without a label are selected away, not multiplied by zero: nothing in them can reach a sum.
+        labelled = hidden.where((labels != IGNORE_INDEX)[:, None], 0.0)
+        buffer = hidden.new_empty(min(rows, total_rows), vocabulary)
+        for start in range(0, total_rows, rows):
             part = slice(start, start + rows)
-            counted = labels[part] != IGNORE_INDEX
-            target = labels[part].where(counted, 0)[:, None]
-            logits = (hidden[part] @ weight.T).to(exact)
-            # log-sum-exp and softmax share one pass; rows without a label are selected away, not
-            # multiplied by zero, so that nothing in them can reach the sum.
-            log_normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-            losses = (log_normaliser - logits.gather(1, target)).squeeze(1)
-            total += losses.where(counted, 0.0).sum(dtype=torch.float64)
-            grad = logits.sub_(log_normaliser).exp_()
-            grad.scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
-            grad = grad.where(counted[:, None], 0.0).to(hidden.dtype)
-            grad_hidden[part] = grad @ weight
-            if grad_weight is None:
-                grad_weight = grad.T @ hidden[part]
-            else:
-                grad_weight.addmm_(grad.T, hidden[part])
-        ctx.save_for_backward(grad_hidden, torch.zeros_like(weight) if grad_weight is None else grad_weight)
-        return total
+            logits = torch.mm(labelled[part], weight.T, out=buffer[: min(rows, total_rows - start)])
+            losses_and_gradient(logits, labels[part], losses[part])
+            torch.mm(logits, weight, out=grad_hidden[part])
+            add_product(grad_weight, logits, labelled[part])
+        ctx.factor_is_one = main_grad is not None
+        ctx.save_for_backward(grad_hidden, *(() if ctx.factor_is_one else (grad_weight,)))
+        return losses.sum(dtype=torch.float64)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        grad_hidden, *rest = ctx.saved_tensors
+        if ctx.factor_is_one:
+            # Checked on the device, without waiting for it: the weight's gradient has been added already.
+            torch._assert_async(grad == 1)
+            return grad_hidden, None, None, None
         factor = grad.to(grad_hidden.dtype)
-        return grad_hidden * factor, grad_weight * factor, None
+        return grad_hidden * factor, rest[0] * factor, None, None
+
+
+def chunk_rows(rows: int, row_bytes: int) -> int:
+    """Rows of equal chunks (the last may be shorter) of at most CHUNK_BYTES, or of one row."""
+    most = max(1, CHUNK_BYTES // row_bytes)
+    chunks = max(1, -(-rows // most))
+    return max(1, -(-rows // chunks))
+
+
+def losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor) -> None:
+    """Writes the cross-entropy of each row to `losses` and its gradient over `logits`.
+
+    Shapes: logits (rows, vocabulary), labels (rows,) int64, losses (rows,) float32 or float64. Both are 0 in rows
+    labelled -100. Softmax in the type of `losses`.
+    """
+    if logits.is_cuda and losses.dtype == torch.float32:
+        from dcpbench.worker.kernels import cross_entropy  # noqa: PLC0415 - Triton exists only beside CUDA
+
+        cross_entropy.replace_by_gradient(logits, labels, losses, IGNORE_INDEX)
+        return
+    counted = labels != IGNORE_INDEX
+    target = labels.where(counted, 0)[:, None]
+    exact = logits.to(losses.dtype)
+    # log-sum-exp and softmax share one pass.
+    log_normaliser = torch.logsumexp(exact, dim=-1, keepdim=True)
+    found = (log_normaliser - exact.gather(1, target)).squeeze(1)
+    losses.copy_(found.where(counted, 0.0))
+    grad = exact.sub_(log_normaliser).exp_()
+    grad.scatter_add_(1, target, torch.full_like(target, -1, dtype=exact.dtype))
+    logits.copy_(grad.where(counted[:, None], 0.0))
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -60,5 +91,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Shapes: hidden (rows, width), weight (vocabulary, width), labels (rows,) int64; rows labelled -100
     are left out of loss and gradient. The result is a float64 scalar (a sum over many tokens).
     Logits are computed in hidden's type, their softmax in float32 or better.
+
+    Where `weight` has `main_grad` and gradients are on, the weight's gradient is added there at once.
     """
-    return _LinearCrossEntropy.apply(hidden, weight, labels)
+    main_grad = main_grad_of(weight) if torch.is_grad_enabled() else None
+    return _LinearCrossEntropy.apply(hidden, weight, labels, main_grad)
