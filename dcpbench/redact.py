@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import socket
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -139,12 +140,11 @@ def _blank(value: Any) -> Any:
 def scan(text: str, *, identity: bool = True) -> list[Finding]:
     """Everything `redact` would remove from `text`, in order of lines."""
     rules = SECRET_RULES + _IDENTITY_RULES if identity else SECRET_RULES
-    found = {
-        (text.count("\n", 0, span.start) + 1, span.kind)
-        for rule in rules
-        for span in rule(text)
-        if text[span.start : span.end] != span.replacement
-    }
+    spans = [span for rule in rules for span in rule(text) if text[span.start : span.end] != span.replacement]
+    if not spans:
+        return []
+    ends = [match.start() for match in re.finditer("\n", text)]
+    found = {(bisect_left(ends, span.start) + 1, span.kind) for span in spans}
     return [Finding(kind, line) for line, kind in sorted(found)]
 
 

@@ -15,38 +15,55 @@ from urllib.parse import quote
 
 MARK = "[redacted]"
 
-SHAPES: dict[str, re.Pattern[str]] = {
-    "Hugging Face token": re.compile(r"(?<![A-Za-z0-9])(?:hf|api_org)_[A-Za-z0-9]{20,}"),
-    "GitHub token": re.compile(r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})"),
-    "GitLab token": re.compile(r"(?<![A-Za-z0-9])gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-[\w-]{16,}"),
-    "sk- key": re.compile(r"(?<![A-Za-z0-9])(?:sk-[\w-]{16,}|[sr]k_(?:live|test)_\w{10,})"),
-    "AWS access key": re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    "Slack token": re.compile(r"(?<![A-Za-z0-9])(?:xox[a-z]|xapp)-[A-Za-z0-9-]{10,}"),
-    "Slack webhook": re.compile(r"hooks\.slack\.com/((?:services|workflows|triggers)/[\w/-]{10,})"),
-    "Google key": re.compile(r"(?<![A-Za-z0-9])(?:AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
-    "NVIDIA key": re.compile(r"(?<![A-Za-z0-9])nvapi-[\w-]{20,}"),
-    "PyPI token": re.compile(r"(?<![A-Za-z0-9])pypi-[\w-]{40,}"),
-    "npm token": re.compile(r"(?<![A-Za-z0-9])npm_[A-Za-z0-9]{30,}"),
-    "W&B key": re.compile(r"(?<![A-Za-z0-9])wandb_v\d_\w{20,}"),
+
+@dataclass(frozen=True)
+class Shape:
+    """A secret that is known by its form: `hints`, one of which every match holds (lower case), and the pattern.
+
+    Searching for the hints first makes a text without secrets cheap. The pattern's first group, if
+    there is one, is the secret itself.
+    """
+
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+def _shape(hints: str, pattern: str) -> Shape:
+    return Shape(tuple(hints.split()), re.compile(pattern))
+
+
+_START = r"(?<![A-Za-z0-9])"
+_KEY = r"-----{} [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
+SHAPES: dict[str, Shape] = {
+    "Hugging Face token": _shape("hf_ api_org_", _START + r"(?:hf|api_org)_[A-Za-z0-9]{20,}"),
+    "GitHub token": _shape("gh github_pat_", _START + r"(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})"),
+    "GitLab token": _shape("gl", _START + r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-[\w-]{16,}"),
+    "sk- key": _shape("sk- k_live_ k_test_", _START + r"(?:sk-[\w-]{16,}|[sr]k_(?:live|test)_\w{10,})"),
+    "AWS access key": _shape("akia asia abia acca", _START + r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    "Slack token": _shape("xox xapp-", _START + r"(?:xox[a-z]|xapp)-[A-Za-z0-9-]{10,}"),
+    "Slack webhook": _shape("hooks.slack.com", r"hooks\.slack\.com/((?:services|workflows|triggers)/[\w/-]{10,})"),
+    "Google key": _shape("aiza ya29 gocspx-", _START + r"(?:AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
+    "NVIDIA key": _shape("nvapi-", _START + r"nvapi-[\w-]{20,}"),
+    "PyPI token": _shape("pypi-", _START + r"pypi-[\w-]{40,}"),
+    "npm token": _shape("npm_", _START + r"npm_[A-Za-z0-9]{30,}"),
+    "W&B key": _shape("wandb_v", _START + r"wandb_v\d_\w{20,}"),
     # Forty hexadecimal digits are also a git commit, so this form needs its word before it.
-    "old W&B key": re.compile(r"(?i)wandb[^\n]{0,60}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])"),
-    "JSON web token": re.compile(r"(?<![A-Za-z0-9])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w.-]{8,}"),
-    "bearer token": re.compile(r"(?i)\bbearer[ \t]+(?=[^\s\d]*\d)([\w.~+/=-]{16,})"),
-    "authorization header": re.compile(
+    "old W&B key": _shape("wandb", r"(?i)wandb[^\n]{0,60}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])"),
+    "JSON web token": _shape("eyj", _START + r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w.-]{8,}"),
+    "bearer token": _shape("bearer", r"(?i)\bbearer[ \t]+(?=[^\s\d]*\d)([\w.~+/=-]{16,})"),
+    "authorization header": _shape(
+        "authorization",
         r"(?i)\bauthorization(?:\\*[\"'])?[ \t]*[:=][ \t]*(?:\\*[\"'])?"
-        r"(?:(?:bearer|basic|token|digest|negotiate)[ \t]+)?([^\s\"'\\]+)"
+        r"(?:(?:bearer|basic|token|digest|negotiate)[ \t]+)?([^\s\"'\\]+)",
     ),
-    "curl credential": re.compile(r"(?<![\w-])(?:-u|--user)(?:[ \t]+|=)[\"']?[^\s:\"'=]+:([^\s\"']+)"),
-    "netrc password": re.compile(r"(?i)\blogin\s+\S+\s+password\s+(\S+)"),
-    "private key": re.compile(
-        r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:[\s\S]*?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-        r"|(?:[A-Za-z0-9+/=\s:,-]|\\[nr])*)"
+    "curl credential": _shape("-u --user", r"(?<![\w-])(?:-u|--user)(?:[ \t]+|=)[\"']?[^\s:\"'=]+:([^\s\"']+)"),
+    "netrc password": _shape("password", r"(?i)\blogin\s+\S+\s+password\s+(\S+)"),
+    "private key": _shape(
+        "private key",
+        _KEY.format("BEGIN") + r"(?:[\s\S]*?" + _KEY.format("END") + r"|(?:[A-Za-z0-9+/=\s:,-]|\\[nr])*)",
     ),
 }
-"""Secrets that are recognised by their form alone; the first group, if there is one, is the secret itself.
-
-To add a form is to add one line here, and its planted example in the test.
-"""
+"""To add a form is to add one line here, and its planted example in the test."""
 
 _STRONG = r"secrets?|passwords?|passwd|passphrase|credentials?|api_?keys?|access_?keys?|private_?keys?|account_?keys?"
 _WEAK = r"token|pwd|pat|cookie|bearer|authorization|auth|jwt|signature|sas|sig|webhook|(?<=[a-z0-9]_)key"
@@ -55,7 +72,9 @@ _WEAK_NAME = re.compile(rf"(?:^|_)(?:{_WEAK})$")
 _PLAIN_NAME = re.compile(r"(?:^|_)(?:per|pad|eos|bos|unk|sep|cls|mask|next|first|last|special|added|end|start)_token$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-_HINT = re.compile(r"(?i)secret|pass|pwd|credential|key|token|pat\b|cookie|bearer|auth|jwt|sig|sas|webhook")
+_HINT = r"(?:secret|pass|pwd|credential|key|token|pat|cookie|bearer|auth|jwt|sig|sas|webhook)[\w.-]{0,40}"
+_NAME_HINT = re.compile(rf"(?i){_HINT}(?:\\*[\"'])?[ \t]*[:=]")
+_OPTION_HINT = re.compile(rf"(?i){_HINT}(?:\\*[\"'])?[, \t\n]")
 _NAME = re.compile(r"(?<![\w.-])(?P<name>[\w.-]{1,200})(?:\\*[\"'])?[ \t]*(?:=>|:=|={1,2}|:)[ \t]*")
 _OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w.-]{0,200})(?:\\*[\"'])?(?:,[ \t\n]*|[ \t\n]+)")
 _QUOTED = re.compile(r"(?P<q>[\"'])(?P<value>(?:\\[\s\S]|(?!(?P=q))[^\\\n])*)(?P=q)")
@@ -100,6 +119,12 @@ def _strength(name: str) -> int:
     return int(bool(_WEAK_NAME.search(words)) and not _PLAIN_NAME.search(words))
 
 
+def kinds_in_bytes(data: bytes) -> set[str]:
+    """What a file that is no text holds of secrets that are certain: known forms, URLs, values of variables."""
+    text = data.decode("latin-1")
+    return {span.kind for rule in (_shapes, _url_credentials, _known_values) for span in rule(text)}
+
+
 def learn(text: str) -> None:
     """Remember the secrets in `text` (an option, a URL, a spec file), to remove them wherever they turn up alone.
 
@@ -113,10 +138,12 @@ def learn(text: str) -> None:
 
 
 def _shapes(text: str) -> Iterator[Span]:
+    lower = text.lower()
     spans = [
-        Span(*match.span(1 if pattern.groups else 0), MARK, kind)
-        for kind, pattern in SHAPES.items()
-        for match in pattern.finditer(text)
+        Span(*match.span(1 if shape.pattern.groups else 0), MARK, kind)
+        for kind, shape in SHAPES.items()
+        if any(hint in lower for hint in shape.hints)
+        for match in shape.pattern.finditer(text)
     ]
     yield from disjoint(spans)
 
@@ -129,12 +156,12 @@ def _url_credentials(text: str) -> Iterator[Span]:
 
 
 def _assignments(text: str) -> Iterator[Span]:
-    if _HINT.search(text):
+    if _NAME_HINT.search(text):
         yield from _values(text, _NAME, "value of a secret name")
 
 
 def _options(text: str) -> Iterator[Span]:
-    if "-" in text and _HINT.search(text):
+    if "-" in text and _OPTION_HINT.search(text):
         yield from _values(text, _OPTION, "value of a secret option")
 
 

@@ -90,9 +90,24 @@ def test_a61_every_known_shape_is_found_before_and_not_after(kind: str) -> None:
 
 def test_a61_every_pattern_has_a_planted_example() -> None:
     matched = {
-        name for name, pattern in secretscan.SHAPES.items() if any(pattern.search(text) for _, text in PLANTED.values())
+        name
+        for name, shape in secretscan.SHAPES.items()
+        if any(shape.pattern.search(text) for _, text in PLANTED.values())
     }
     assert matched == set(secretscan.SHAPES)
+
+
+def test_a61_every_match_holds_a_hint() -> None:
+    for name, shape in secretscan.SHAPES.items():
+        for _, text in PLANTED.values():
+            for match in shape.pattern.finditer(text):
+                assert any(hint in match[0].lower() for hint in shape.hints), name
+
+
+def test_bytes_that_are_no_text() -> None:
+    for kind in ("Hugging Face token", "URL with user and token", "private key"):
+        assert secretscan.kinds_in_bytes(b"\x00\xff" + PLANTED[kind][1].encode() + b"\x00")
+    assert not secretscan.kinds_in_bytes(bytes(range(256)) * 10)
 
 
 def test_a61_over_a_whole_folder(tmp_path: Path) -> None:

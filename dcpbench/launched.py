@@ -1,0 +1,79 @@
+"""The launches of a run as they happened: the ledger's order, and what each said of itself in its record header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dcpbench import ledger, records
+from dcpbench.manifest_schema import LaunchFacts
+from dcpbench.records import RunHeader
+from dcpbench.runfolder import RunFolder
+from dcpbench.spec import CASES
+
+_WORKER_FACTS = (
+    "device",
+    "dtype",
+    "attention",
+    "scheduler",
+    "padding",
+    "capacity",
+    "cp_sizes",
+    "parameters",
+    "group_memory_bytes",
+)
+"""Fields of a run header that the manifest repeats."""
+
+
+def launches(run: RunFolder) -> list[LaunchFacts]:
+    """Every start in the ledger's order; the folder of an id belongs to its last start."""
+    entries = ledger.read(run.ledger)
+    starts = [place for place, entry in enumerate(entries) if entry.event == "start"]
+    last = {entries[place].launch: place for place in starts}
+    facts: list[LaunchFacts] = []
+    for place in starts:
+        name = entries[place].launch
+        following = next((entry for entry in entries[place + 1 :] if entry.launch == name), None)
+        end = following if following is not None and following.event == "end" else None
+        header = run_header(run, name) if last[name] == place else None
+        pair, _, case = name.partition("-")
+        facts.append(
+            LaunchFacts(
+                id=name,
+                case=case if case in CASES else None,
+                pair=int(pair) if pair.isdecimal() else None,
+                started=entries[place].time,
+                ended=end.time if end else None,
+                status=(end.status or "unknown") if end else "unfinished",
+                exit_code=end.exit_code if end else None,
+                reason=end.reason if end else None,
+                worker=_facts(header) if header else None,
+            )
+        )
+    return facts
+
+
+def _facts(header: RunHeader) -> dict[str, Any]:
+    return {name: getattr(header, name) for name in _WORKER_FACTS}
+
+
+def run_header(run: RunFolder, launch: str) -> RunHeader | None:
+    """The first line of a launch's records, if that is a header."""
+    path: Path = run.path / "launches" / launch / "records.jsonl"
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            record = records.from_json(file.readline())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, RunHeader) else None
+
+
+def loaded_versions(run: RunFolder, launched: Iterable[str]) -> dict[str, str]:
+    """Each version that the launches loaded, by name; where they differ, all of them, with ` | ` between."""
+    found: dict[str, dict[str, None]] = {}
+    for launch in launched:
+        header = run_header(run, launch)
+        for name, version in (header.versions if header else {}).items():
+            found.setdefault(name, {})[version] = None
+    return {name: " | ".join(versions) for name, versions in found.items()}
