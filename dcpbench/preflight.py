@@ -23,14 +23,14 @@ from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.servable import Stream, servable
 from dcpbench.spec import Spec
 
-ATTENTION: dict[str, bool] = {"auto": False, "reference": False, "sdpa": False, "flash": True}
-"""Attention backends by their name in the spec, and whether one needs CUDA and a 16-bit type.
-
-Written out because the backends themselves import torch; a test compares the two.
-"""
+KERNELS = {"flash": True, "cudnn": True, "sdpa": False, "reference": False, "auto": False}
+"""Attention kernels by name, and whether one needs CUDA and a 16-bit type. These tables are written out because
+the backends themselves import torch; a test compares the two."""
+TRANSPORTS = {"symmetric": True, "collective": False, "auto": False}
+"""Transports by name, and whether one needs CUDA."""
+TE_COMMUNICATIONS = ("p2p", "a2a", "all_gather")
 TE_MINIMUM = (2, 9)
 """Transformer Engine's first version without the convergence fault of packed sequences (Megatron-LM refuses older)."""
-_TE_NAMES = ("te", "transformer_engine")
 _RANK_BYTES = 256 * 2**20
 """Memory that one rank needs before it holds a model: an interpreter with torch."""
 _LITTLE_SPACE, _ENOUGH_SPACE = 100 * 2**20, 2**30
@@ -139,29 +139,39 @@ def _topology(spec: Spec) -> Iterator[Finding]:
 
 def _attention(spec: Spec, device: str) -> Iterator[Finding]:
     name = spec.cases.attention
-    if name in _TE_NAMES:
-        installed = _version("transformer-engine")
-        wanted = ".".join(map(str, TE_MINIMUM))
-        if installed is None:
-            yield refuse(
-                "attention",
-                f"cases.attention {name} needs Transformer Engine {wanted}; it is not "
-                "installed (pip install 'dcpbench[te]')",
-            )
-            return
-        if _leading(installed) < TE_MINIMUM:
-            yield refuse(
-                "attention",
-                f"Transformer Engine {installed} is installed; packed sequences need "
-                f"{wanted} or newer, older versions do not converge on them",
-            )
-            return
-    if name not in ATTENTION:
-        yield refuse("attention", f"cases.attention {name!r} is not known; choose {', '.join(ATTENTION)}")
-    elif ATTENTION[name] and (device == "cpu" or spec.training.dtype == "float32"):
-        yield refuse("attention", f"cases.attention {name} needs CUDA and bfloat16; choose auto")
-    else:
-        yield ok("attention", f"attention {name}")
+    first, slash, second = name.partition("/")
+    transport, kernel = (first, second) if slash else ("auto", first)
+    half = device == "cuda" and spec.training.dtype != "float32"
+    trouble: str | None = None
+    if first == "te":
+        trouble = _transformer_engine(second or TE_COMMUNICATIONS[0], half)
+    elif transport not in TRANSPORTS or kernel not in KERNELS:
+        trouble = (
+            f"cases.attention {name!r} is not known; choose {', '.join(KERNELS)}, one of these after "
+            f"{' or '.join(f'{t}/' for t in TRANSPORTS)}, or te"
+        )
+    elif (KERNELS[kernel] and not half) or (TRANSPORTS[transport] and device != "cuda"):
+        trouble = f"cases.attention {name} needs CUDA and bfloat16; choose auto"
+    elif kernel == "cudnn" and _version("nvidia-cudnn-frontend") is None:
+        trouble = f"cases.attention {name} needs the package nvidia-cudnn-frontend (pip install 'dcpbench[gpu]')"
+    yield refuse("attention", trouble) if trouble else ok("attention", f"attention {name}")
+
+
+def _transformer_engine(communication: str, half: bool) -> str | None:
+    installed, wanted = _version("transformer-engine"), ".".join(map(str, TE_MINIMUM))
+    if communication not in TE_COMMUNICATIONS:
+        return f"cases.attention: Transformer Engine's communication is {', '.join(TE_COMMUNICATIONS)}; write te/p2p"
+    if installed is None:
+        return (
+            f"cases.attention te needs Transformer Engine {wanted} or newer; it is not installed "
+            "(pip install 'dcpbench[te]')"
+        )
+    if _leading(installed) < TE_MINIMUM:
+        return (
+            f"Transformer Engine {installed} is installed; packed sequences need {wanted} or newer, older versions do "
+            "not converge on them"
+        )
+    return None if half else "cases.attention te needs CUDA and bfloat16; choose auto"
 
 
 def _version(distribution: str) -> str | None:

@@ -27,6 +27,8 @@ TWO_GPUS = GpuSurvey(
     driver="580.1",
 )
 
+CUDA = {"device": "cuda", "gpus_per_node": 2, "cp": 2}
+
 
 def spec(**sections: dict[str, Any]) -> Spec:
     base: dict[str, Any] = {
@@ -83,7 +85,8 @@ def test_all_refusals_in_one_error() -> None:
     assert lines == [
         "topology.tp is 2: the built-in worker has no tensor parallelism yet; set it to 1",
         "topology.nodes is 2: only one node is supported yet; set it to 1",
-        "cases.attention 'magic' is not known; choose auto, reference, sdpa, flash",
+        "cases.attention 'magic' is not known; choose flash, cudnn, sdpa, reference, auto, one of these after "
+        "symmetric/ or collective/ or auto/, or te",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO must be 0 or 1; set one of them or unset it",
     ]
 
@@ -253,10 +256,10 @@ def test_a33_determinism_switch_that_is_fine(environ: dict[str, str]) -> None:
         (None, "it is not installed"),
         ("2.8.1", "Transformer Engine 2.8.1 is installed; packed sequences need 2.9 or newer"),
         ("1.14.0+cu12", "packed sequences need 2.9"),
-        ("2.20.2", "is not known"),
+        ("2.20.2", None),
     ],
 )
-def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, installed: str | None, sentence: str) -> None:
+def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, installed: str | None, sentence: str | None) -> None:
     def version(name: str) -> str:
         assert name == "transformer-engine"
         if installed is None:
@@ -264,23 +267,44 @@ def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, installed: str | No
         return installed
 
     monkeypatch.setattr(metadata, "version", version)
-    (message,) = refusals(spec(cases={"attention": "te"}))
-    assert sentence in message
-    assert refusals(spec()) == []
+    for name in ("te", "te/all_gather"):
+        found = refusals(spec(topology=CUDA, cases={"attention": name}), gpus=TWO_GPUS)
+        assert len(found) == (sentence is not None)
+        assert sentence is None or sentence in found[0]
+    assert "te/p2p" in refusals(spec(topology=CUDA, cases={"attention": "te/ring"}), gpus=TWO_GPUS)[0]
+    assert refusals(spec(topology=CUDA), gpus=TWO_GPUS) == []
 
 
-def test_flash_attention_needs_cuda_and_bfloat16() -> None:
-    assert "choose auto" in refusals(spec(cases={"attention": "flash"}))[0]
-    cuda = {"device": "cuda", "gpus_per_node": 2, "cp": 2}
-    s = spec(topology=cuda, cases={"attention": "flash"}, training={"dtype": "float32"})
-    assert "choose auto" in refusals(s, gpus=TWO_GPUS)[0]
-    assert refusals(spec(topology=cuda, cases={"attention": "flash"}), gpus=TWO_GPUS) == []
+@pytest.mark.parametrize("name", ["flash", "cudnn", "collective/flash", "symmetric/auto"])
+def test_attention_that_needs_cuda(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "1.30")
+    assert "choose auto" in refusals(spec(cases={"attention": name}))[0]
+    assert refusals(spec(topology=CUDA, cases={"attention": name}), gpus=TWO_GPUS) == []
+    single = spec(topology=CUDA, cases={"attention": name}, training={"dtype": "float32"})
+    assert bool(refusals(single, gpus=TWO_GPUS)) == (name != "symmetric/auto")
+
+
+def test_cudnn_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    (message,) = refusals(spec(topology=CUDA, cases={"attention": "cudnn"}), gpus=TWO_GPUS)
+    assert "nvidia-cudnn-frontend" in message
+
+
+@pytest.mark.parametrize("name", ["sdpa", "reference", "collective/sdpa", "auto", "auto/auto"])
+def test_attention_that_runs_anywhere(name: str) -> None:
+    assert refusals(spec(cases={"attention": name})) == []
 
 
 def test_attention_names_are_those_of_the_worker() -> None:
-    from dcpbench.dcp.attention.kernels import KERNELS
+    from dcpbench.dcp.attention import backend
 
-    assert set(preflight.ATTENTION) == {"auto", *KERNELS}
+    assert set(preflight.KERNELS) == {"auto", *backend.KERNELS}
+    assert set(preflight.TRANSPORTS) == {"auto", *backend.TRANSPORTS}
+    assert preflight.TE_COMMUNICATIONS == backend.TE_COMMUNICATIONS
+    assert preflight.TE_MINIMUM == backend.TE_MINIMUM
 
 
 # Machine
