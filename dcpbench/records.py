@@ -48,6 +48,10 @@ class RunHeader:
     parameters: int | None = None
     cp_sizes: tuple[int, ...] = ()
     group_memory_bytes: int | None = None
+    parameter_bytes: int | None = None
+    """On one rank: weights in the compute type and, where it is another type, in float32."""
+    gradient_bytes: int | None = None
+    optimizer_bytes: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -82,6 +86,9 @@ class IterationRecord:
     cp_sizes: dict[int, int] = field(default_factory=dict)
     batch_digest: str | None = None
     peak_memory_bytes: int | None = None
+    """The most that one rank had allocated up to the end of the iteration."""
+    reserved_memory_bytes: int | None = None
+    """The most that the allocator of one rank held, free blocks included."""
     tflops_per_gpu: float | None = None
     skipped: bool = False
     problems: tuple[str, ...] = ()

@@ -113,6 +113,9 @@ class Topology(Section):
         return self
 
 
+Recompute = Literal["none", "selective", "full"]
+
+
 class Training(Section):
     """Optimisation; the same in both cases."""
 
@@ -132,6 +135,20 @@ class Training(Section):
     adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     clip_grad: float = Field(1.0, ge=0, description="Global gradient-norm limit; 0 switches clipping off.")
     deterministic: bool = Field(False, description="Ask every kernel for repeatable results.")
+    recompute: Recompute = Field(
+        "none",
+        description="Activations computed again in the backward: none; selective (norms and activation functions); "
+        "full (whole blocks).",
+    )
+    overlap_gradient_reduction: bool = Field(
+        True, description="Sum gradients over ranks while the last microbatch's backward is still running."
+    )
+    optimizer_sharding: bool = Field(
+        False, description="Divide float32 weights and optimizer state over the ranks of the DPxCP domain (ZeRO-1)."
+    )
+    profile_iterations: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="Iterations of which each rank records a profiler trace; they are slower than the others."
+    )
     load_path: Path | None = Field(None, description="Checkpoint both cases start from (torch.distributed.checkpoint).")
     save_path: Path | None = Field(None, description="Folder for the checkpoint each launch writes at its end.")
 
@@ -141,6 +158,9 @@ class Training(Section):
             raise ValueError(
                 f"warmup_iterations {self.warmup_iterations} leaves nothing to measure of {self.iterations} iterations"
             )
+        beyond = [iteration for iteration in self.profile_iterations if iteration > self.iterations]
+        if beyond:
+            raise ValueError(f"profile_iterations names iteration {beyond[0]} of {self.iterations}")
         return self
 
 
@@ -152,9 +172,7 @@ class MockTokens(Section):
         description="counting: 1, 2, 3, ... as Megatron-LM's mock data, so the loss soon collapses. "
         "zipf: drawn from a Zipf distribution, different in every sample.",
     )
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="Seed of the length draws and tokens (Megatron-LM's mock uses 0)."
-    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the length draws and tokens (Megatron-LM's mock uses 0).")
 
 
 class LognormalData(MockTokens):
@@ -291,8 +309,13 @@ class Output(Section):
 class Spec(Section):
     """A whole comparison."""
 
-    name: str = Field("comparison", min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-                      description="Name of the comparison.")
+    name: str = Field(
+        "comparison",
+        min_length=1,
+        max_length=80,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the comparison.",
+    )
     runner: Literal["builtin"] = Field("builtin", description="What trains: the built-in worker.")
     model: Model = Model()
     topology: Topology = Topology()

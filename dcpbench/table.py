@@ -41,6 +41,7 @@ FLOATS = (
     "seconds",
     "scheduling_seconds",
     "peak_memory_bytes",
+    "reserved_memory_bytes",
     "tflops_per_gpu",
 )
 TEXTS = ("batch_digest", "cp_sizes")

@@ -36,7 +36,7 @@ class RuntimeGroups:
     def __init__(self, blocks: Sequence[tuple[int, int]], device: torch.device, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        before = _used_memory(device)
+        before = used_memory(device)
         self._groups: dict[tuple[int, int], CpGroup] = {}
         for first, size in blocks:
             members = range(first, first + size)
@@ -51,7 +51,7 @@ class RuntimeGroups:
             if self.rank in members:
                 self._groups[first, size] = CpGroup(size, self.rank - first, group)
         self._warm_up(device)
-        self.memory_bytes = max(0, _used_memory(device) - before)
+        self.memory_bytes = max(0, used_memory(device) - before)
         """Device memory that the communicators took on this rank (0 on CPU)."""
 
     def of(self, first_rank: int, size: int) -> CpGroup:
@@ -87,7 +87,8 @@ class RuntimeGroups:
             torch.cuda.synchronize(device)
 
 
-def _used_memory(device: torch.device) -> int:
+def used_memory(device: torch.device) -> int:
+    """Bytes of device memory in use by anyone (0 on CPU): what communicators take is not in the allocator's numbers."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

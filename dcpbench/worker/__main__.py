@@ -10,6 +10,7 @@ import traceback
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,14 @@ from dcpbench.errors import DcpbenchError
 from dcpbench.plan import Launch
 from dcpbench.records import RunHeader
 from dcpbench.worker import checkpoint
-from dcpbench.worker.batches import BatchBuilder, Prefetcher
+from dcpbench.worker.batches import BatchBuilder, Prefetcher, Stager
 from dcpbench.worker.emit import Emitter
 from dcpbench.worker.lifetime import end_with_parent, leave
 from dcpbench.worker.loop import Trainer, train
+from dcpbench.worker.memory import out_of_memory
 from dcpbench.worker.model import GPT, flops, initialise
 from dcpbench.worker.optimizer import Optimizer
+from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.parameters import FlatParameters
 
 
@@ -39,14 +42,22 @@ def main() -> None:
     rank = int(os.environ.get("RANK", "0"))
     try:
         run(launch)
+    except torch.OutOfMemoryError as error:
+        # One inside a microbatch has been named by the loop.
+        advice = ("set training.optimizer_sharding to true", "choose a smaller model")
+        _fail(rank, out_of_memory("making or updating weights, gradients and optimizer state", error, *advice))
     except DcpbenchError as error:
-        print(f"dcpbench worker: rank {rank}: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        leave(int(error.exit_code))
+        _fail(rank, error)
     except BaseException as error:
         traceback.print_exc()
         print(f"dcpbench worker: rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         leave(1)
     dist.destroy_process_group()
+
+
+def _fail(rank: int, error: DcpbenchError) -> NoReturn:
+    print(f"dcpbench worker: rank {rank}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    leave(int(error.exit_code))
 
 
 def run(launch: Launch) -> None:
@@ -83,12 +94,21 @@ def run(launch: Launch) -> None:
     )
 
     with torch.device("meta"):
-        model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest)
-    flat = FlatParameters(model, dtype, device, torch.float32)
+        model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest, spec.training.recompute)
+    shards = dist.get_world_size() if spec.training.optimizer_sharding else 1
+    flat = FlatParameters(model, dtype, device, torch.float32, shards=shards, shard=dist.get_rank() % shards)
     if spec.training.load_path is None:
         flat.fill(lambda weights: initialise(weights, spec.model, spec.training.seed))
     else:
         flat.fill(functools.partial(checkpoint.load, spec.training.load_path))
+
+    optimizer = Optimizer(flat, spec.training)
+    reduction = GradientReduction(
+        flat,
+        overlap=spec.training.overlap_gradient_reduction,
+        own_group=dist.get_world_size() in scheduler.group_sizes(),
+        timeout=timeout,
+    )
 
     per_token, per_square = flops(spec.model)
     header = RunHeader(
@@ -110,15 +130,18 @@ def run(launch: Launch) -> None:
         flops_per_squared_length=per_square,
         parameters=flat.count,
         cp_sizes=scheduler.group_sizes(),
-        group_memory_bytes=groups.memory_bytes,
+        group_memory_bytes=groups.memory_bytes + reduction.memory_bytes,
+        parameter_bytes=flat.weight_bytes,
+        gradient_bytes=flat.grad.nbytes,
+        optimizer_bytes=optimizer.memory_bytes,
         versions=_versions(device),
     )
     emitter = Emitter(launch.records, header)
-    batches = Prefetcher(BatchBuilder(stream, scheduler, dist.get_rank()).build, spec.training.iterations)
+    builder, stager = BatchBuilder(stream, scheduler, dist.get_rank()), Stager(attention, groups, device)
+    batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), spec.training.iterations)
     started = time.perf_counter()
     try:
-        trainer = Trainer(model, flat, Optimizer(flat, spec.training), attention, groups, device)
-        train(trainer, spec.training, batches, emitter)
+        train(Trainer(model, reduction, optimizer, device), spec.training, batches, emitter)
         if spec.training.save_path is not None:
             checkpoint.save(spec.training.save_path / launch.id, flat.named_master())
         emitter.end(time.perf_counter() - started)

@@ -8,10 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dcpbench.data.stream import IGNORE_INDEX, SampleStream
+from dcpbench.dcp.attention.backend import Attention, Backend
+from dcpbench.dcp.attention.layout import to_device
+from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import RankPack, pack_rank
 from dcpbench.dcp.workload import BatchPlan, Job, Scheduler
+from dcpbench.worker.parallel.gradients import reduces_early
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class RankBatch:
     """Labelled tokens among this rank's rows; over all ranks they must add up to `token_count`."""
     padding_tokens: int
     scheduling_seconds: float
+    reduces_early: bool
+    """Whether this rank may start to reduce gradients in its last job; see `parallel/gradients.py`."""
 
 
 class BatchBuilder:
@@ -78,23 +86,90 @@ class BatchBuilder:
                 for sample in job.samples
             ),
             scheduling_seconds,
+            reduces_early(plan, self._rank),
         )
 
 
+@dataclass(frozen=True)
+class StagedPack:
+    """A microbatch on the device: token ids, labels and positions, each (rows,) int64, and its attention."""
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    attention: Attention
+
+
+@dataclass(frozen=True)
+class StagedBatch:
+    """A batch of which everything the device needs is on the device, or on its way."""
+
+    host: RankBatch
+    packs: tuple[StagedPack, ...]
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        """Makes the current stream wait for the copies; the host does not wait."""
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+
+
+class Stager:
+    """Copies batches to the device through pinned memory, on a stream of its own.
+
+    The tensors belong to that stream, and the allocator hands their memory out again, to the same
+    stream, as soon as they are freed. So a `StagedBatch` must be kept until the device has finished the iteration
+    that uses it; the loop does, since it drops a batch only after the wait at the end of the iteration.
+    """
+
+    def __init__(self, attention: Backend, groups: RuntimeGroups, device: torch.device) -> None:
+        self._attention, self._groups, self._device = attention, groups, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: RankBatch) -> StagedBatch:
+        """Starts the copies of all microbatches of `batch`."""
+        if self._stream is None:
+            return StagedBatch(batch, self._stage_all(batch), None)
+        # Device and stream are settings of a thread, and this may be another than the loop's.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            packs = self._stage_all(batch)
+            return StagedBatch(batch, packs, self._stream.record_event())
+
+    def _stage_all(self, batch: RankBatch) -> tuple[StagedPack, ...]:
+        return tuple(
+            stage(pack, self._groups.of(job.first_rank, job.size), self._attention, self._device)
+            for job, pack in zip(batch.jobs, batch.packs, strict=True)
+        )
+
+
+def stage(pack: RankPack, group: CpGroup, attention: Backend, device: torch.device) -> StagedPack:
+    """Copies one microbatch to `device`, in one piece, and prepares its attention there."""
+    rows = to_device(np.stack((pack.tokens, pack.labels, pack.positions)), device)
+    return StagedPack(rows[0], rows[1], rows[2], attention.prepare(pack.layout, group))
+
+
 class Prefetcher:
-    """Builds the batch of the next iteration in a thread while the current one runs."""
+    """Makes the batch of the next iteration in a thread while the device works on the current one."""
 
-    def __init__(self, build: Callable[[int], RankBatch], iterations: int) -> None:
-        self._build, self._last = build, iterations
+    def __init__(self, make: Callable[[int], StagedBatch], iterations: int) -> None:
+        self._make, self._last = make, iterations
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-        self._next: Future[RankBatch] = self._pool.submit(build, 1)
+        self._iteration = 1
+        self._next: Future[StagedBatch] = self._pool.submit(make, 1)
 
-    def take(self) -> RankBatch:
-        """The next batch; starts on the one after it. Raises what building it raised."""
-        batch = self._next.result()
-        if batch.iteration < self._last:
-            self._next = self._pool.submit(self._build, batch.iteration + 1)
-        return batch
+    def take(self) -> StagedBatch:
+        """The batch of the next iteration. Raises what making it raised."""
+        return self._next.result()
+
+    def prefetch(self) -> None:
+        """Starts on the batch after the one that was taken last.
+
+        To be called when the host has queued the work of an iteration: the thread shares Python's lock
+        with the loop, and before that every microsecond it holds it, the device may run out of work.
+        """
+        if self._iteration < self._last:
+            self._iteration += 1
+            self._next = self._pool.submit(self._make, self._iteration)
 
     def close(self) -> None:
         """Ends the thread."""

@@ -20,7 +20,7 @@ from dcpbench import records
 from dcpbench.worker.batches import RankBatch
 
 _SHARED = 2
-_PER_RANK = 4
+_PER_RANK = 5
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class RankMeasurement:
     seconds: float = 0.0
     scheduling_seconds: float = 0.0
     peak_memory_bytes: float = 0.0
+    reserved_memory_bytes: float = 0.0
     plan_digest: float = 0.0
     """First 48 bits of the plan's digest, exact in a float64: all ranks must have planned the same."""
 
@@ -47,7 +48,13 @@ class Statistics:
         host[1] = own_token_count
         slot = _SHARED + _PER_RANK * self._rank
         host[slot : slot + _PER_RANK] = torch.tensor(
-            (previous.seconds, previous.scheduling_seconds, previous.peak_memory_bytes, previous.plan_digest),
+            (
+                previous.seconds,
+                previous.scheduling_seconds,
+                previous.peak_memory_bytes,
+                previous.reserved_memory_bytes,
+                previous.plan_digest,
+            ),
             dtype=torch.float64,
         )
         vector = host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
@@ -130,6 +137,7 @@ class Emitter:
             cp_sizes=batch.plan.cp_sizes(),
             batch_digest=batch.digest,
             peak_memory_bytes=int(max(rank.peak_memory_bytes for rank in ranks)),
+            reserved_memory_bytes=int(max(rank.reserved_memory_bytes for rank in ranks)) or None,
             tflops_per_gpu=work / (seconds * header.world_size * 1e12),
         )
         self._write(record)

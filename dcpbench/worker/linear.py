@@ -45,6 +45,12 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.T @ b
 
 
+def add_bias_gradient(total: Tensor | None, grad: Tensor) -> None:
+    """total += the sum of grad (rows, out) over its rows, formed in total's type; nothing without a total."""
+    if total is not None:
+        total += grad.sum(0, dtype=total.dtype)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,8 +62,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         add_product(ctx.weight_grad, grad, x)
-        if ctx.bias_grad is not None:
-            ctx.bias_grad += grad.sum(0, dtype=ctx.bias_grad.dtype)
+        add_bias_gradient(ctx.bias_grad, grad)
         return grad @ weight if ctx.needs_input_grad[0] else None, None, None
 
 

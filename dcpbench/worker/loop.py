@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dcpbench.dcp.attention.backend import Attention, Backend
-from dcpbench.dcp.attention.layout import to_device
-from dcpbench.dcp.groups import RuntimeGroups
-from dcpbench.dcp.packing import RankPack
 from dcpbench.spec import Training
-from dcpbench.worker.batches import Prefetcher, RankBatch
+from dcpbench.worker.batches import Prefetcher, RankBatch, StagedPack
 from dcpbench.worker.emit import Emitter, RankMeasurement, Statistics
-from dcpbench.worker.memory import peak_memory
+from dcpbench.worker.memory import out_of_memory, peak_memory, reserved_memory, settle
 from dcpbench.worker.model import GPT
 from dcpbench.worker.optimizer import Optimizer, learning_rate
-from dcpbench.worker.parameters import FlatParameters
+from dcpbench.worker.parallel.gradients import GradientReduction
 
 
 @dataclass
@@ -26,10 +24,8 @@ class Trainer:
     """Everything a step works with."""
 
     model: GPT
-    flat: FlatParameters
+    reduction: GradientReduction
     optimizer: Optimizer
-    attention: Backend
-    groups: RuntimeGroups
     device: torch.device
 
 
@@ -38,28 +34,41 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
 
     The time of an iteration is from asking for its batch to the end of its last kernel, on each
     rank; the slowest rank's is the iteration's. There is no barrier: ranks meet in the gradient
-    reduction, as in any data-parallel trainer.
+    reduction, as in any data-parallel trainer. Between start and end the host waits for nothing
+    that the device does.
     """
-    flat, device = trainer.flat, trainer.device
+    reduction, device = trainer.reduction, trainer.device
     statistics = Statistics(device)
     measured = RankMeasurement()
     pending: tuple[RankBatch, float, int, float, float] | None = None
+    settle(device)
+    # What exists now stays: no later search for garbage need look at it, in the middle of an iteration.
+    gc.collect()
+    gc.freeze()
 
     for iteration in range(1, training.iterations + 1):
         start = time.perf_counter()
 
-        # Planned and read while the iteration before was computed.
-        batch = batches.take()
+        # Planned, read and copied to the device while the iteration before was computed.
+        staged = batches.take()
+        staged.wait()
+        batch = staged.host
 
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        for job, pack in zip(batch.jobs, batch.packs, strict=True):
-            loss_sum += forward_backward(
-                trainer, pack, trainer.attention.prepare(pack.layout, trainer.groups.of(job.first_rank, job.size))
-            )
+        for number, pack in enumerate(staged.packs):
+            # Gradients are whole only in the last microbatch; from there on each part is summed when it is.
+            early = reduction.overlaps and batch.reduces_early and number + 1 == len(staged.packs)
+            try:
+                loss_sum += forward_backward(trainer.model, pack, reduction.ready if early else None)
+            except torch.OutOfMemoryError as error:
+                raise out_of_memory(_microbatch(batch, number), error, *_lower(training)) from None
+
+        # The device still has work to do, which is the time to get the next batch ready.
+        batches.prefetch()
 
         # One sum over all ranks, whatever CP sizes the microbatches had; then one division by the
         # labelled tokens of the global batch: the result does not depend on the plan.
-        flat.reduce()
+        reduction.finish()
         totals = statistics.reduce(loss_sum, batch.own_token_count, measured)
         lr = learning_rate(training, iteration)
         grad_norm = trainer.optimizer.step(batch.token_count, lr)
@@ -74,7 +83,11 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
             emitter.iteration(*pending, previous)
         pending = (batch, total_loss, token_count, float(grad_norm), lr)
         measured = RankMeasurement(
-            seconds, batch.scheduling_seconds, peak_memory(device), float(int(batch.plan.digest()[:12], 16))
+            seconds,
+            batch.scheduling_seconds,
+            peak_memory(device),
+            reserved_memory(device),
+            float(int(batch.plan.digest()[:12], 16)),
         )
 
     if pending is not None:
@@ -82,15 +95,28 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         emitter.iteration(*pending, statistics.unpack(statistics.reduce(nothing, 0, measured))[2])
 
 
-def forward_backward(trainer: Trainer, pack: RankPack, attention: Attention) -> Tensor:
+def forward_backward(model: GPT, pack: StagedPack, finished: Callable[[str], None] | None) -> Tensor:
     """One microbatch: adds the gradients of this rank's summed loss, returns that loss (float64, on the device)."""
-    device = trainer.device
-    loss_sum = trainer.model(
-        to_device(pack.tokens, device),
-        to_device(pack.labels, device),
-        to_device(pack.positions, device),
-        attention,
-    )
+    loss_sum = model(pack.tokens, pack.labels, pack.positions, pack.attention, finished)
     loss_sum.backward()
-    attention.finish()
+    pack.attention.finish()
     return loss_sum.detach()
+
+
+def _microbatch(batch: RankBatch, number: int) -> str:
+    job = batch.jobs[number]
+    tokens = int(batch.lengths[list(job.samples)].sum())
+    return (
+        f"iteration {batch.iteration}, microbatch {number + 1} of {len(batch.jobs)}: {len(job.samples)} samples of "
+        f"{tokens} tokens on a CP group of {job.size} ({batch.packs[number].layout.rows} rows on this rank)"
+    )
+
+
+def _lower(training: Training) -> list[str]:
+    """What would need less memory than this training."""
+    advice = ["lower cases.max_seqlen_per_dp_cp_rank"]
+    if training.recompute != "full":
+        advice.append(f"set training.recompute to {'selective or ' if training.recompute == 'none' else ''}full")
+    if not training.optimizer_sharding:
+        advice.append("set training.optimizer_sharding to true")
+    return advice

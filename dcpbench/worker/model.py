@@ -7,9 +7,10 @@ holds of a microbatch; only attention looks at sequences, and it is handed in.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from dcpbench import spec
 from dcpbench.dcp.attention.backend import Attention
+from dcpbench.spec import Recompute
 from dcpbench.worker.linear import Embedding, Linear
 from dcpbench.worker.loss import linear_cross_entropy
+from dcpbench.worker.recompute import linear_of, recomputed
 
 
 class Rope:
@@ -40,52 +43,76 @@ class Rope:
 class Block(nn.Module):
     """One pre-norm transformer block."""
 
-    def __init__(self, model: spec.Model) -> None:
+    def __init__(self, model: spec.Model, recompute: Recompute) -> None:
         super().__init__()
         modern = model.flavour == "modern"
+        self.recompute = recompute
         self.heads, self.kv_heads, self.dim = model.attention_heads, model.kv, model.dim
-        self.gated = modern
+        self.activation = swiglu if modern else gelu
         width, bias = model.hidden_size, not modern
         self.attention_norm = _norm(model)
         self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias=bias)
         self.attention_out = Linear(self.heads * self.dim, width, bias=bias)
         self.ffn_norm = _norm(model)
-        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if self.gated else 1), bias=bias)
+        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if modern else 1), bias=bias)
         self.ffn_out = Linear(model.ffn_hidden_size, width, bias=bias)
 
     def forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
         """x (rows, width) -> (rows, width)."""
-        qkv_thd = self.qkv(self.attention_norm(x)).view(len(x), -1, self.dim)
+        if self.recompute == "full":
+            return recomputed(lambda x: self._forward(x, rope, attention), x)
+        return self._forward(x, rope, attention)
+
+    def _forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
+        qkv_thd = self._linear(self.qkv, self.attention_norm, x).view(len(x), -1, self.dim)
         q_thd, k_thd, v_thd = qkv_thd.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if rope is not None:
             q_thd, k_thd = rope(q_thd), rope(k_thd)
         x = x + self.attention_out(attention(q_thd, k_thd, v_thd).flatten(1))
-        inner = self.ffn_in(self.ffn_norm(x))
-        if self.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = F.silu(gate) * up
-        else:
-            inner = F.gelu(inner, approximate="tanh")
-        return x + self.ffn_out(inner)
+        inner = self._linear(self.ffn_in, self.ffn_norm, x)
+        return x + self._linear(self.ffn_out, self.activation, inner)
+
+    def _linear(self, linear: Linear, before: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return linear_of(linear, before, x) if self.recompute == "selective" else linear(before(x))
+
+
+def swiglu(inner: Tensor) -> Tensor:
+    """inner (rows, 2 x width), gate first -> (rows, width)."""
+    gate, up = inner.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu(inner: Tensor) -> Tensor:
+    """GELU, tanh form."""
+    return F.gelu(inner, approximate="tanh")
 
 
 class GPT(nn.Module):
     """Token ids in, summed loss out."""
 
-    def __init__(self, model: spec.Model, max_positions: int) -> None:
+    def __init__(self, model: spec.Model, max_positions: int, recompute: Recompute = "none") -> None:
         super().__init__()
         self.config = model
         modern = model.flavour == "modern"
         self.embedding = Embedding(model.vocab_size, model.hidden_size)
         self.position_embedding = None if modern else Embedding(max_positions, model.hidden_size)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model, recompute) for _ in range(model.layers))
         self.final_norm = _norm(model)
         self.output = self.embedding if model.tied else Linear(model.hidden_size, model.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, labels: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        finished: Callable[[str], None] | None = None,
+    ) -> Tensor:
         """The sum of the cross-entropy over this rank's labelled rows, a float64 scalar.
 
-        Shapes: tokens, labels and positions (rows,) int64.
+        Shapes: tokens, labels and positions (rows,) int64. `finished` is told the name of a segment of
+        the flat buffers (see `parameters.py`) as soon as this microbatch has added all of its gradient:
+        `output` before this returns, the blocks from last to first during the backward.
         """
         x = self.embedding(tokens)
         rope = None
@@ -94,9 +121,19 @@ class GPT(nn.Module):
         else:
             # Padding may lie behind the last learned position; what it holds reaches no real row.
             x = x + self.position_embedding(positions.clamp(max=self.position_embedding.num_embeddings - 1))
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if finished is not None:
+                # The gradient of a block's input exists once all its matrices have been multiplied with.
+                x.register_hook(functools.partial(_tell, finished, f"blocks.{number}"))
             x = block(x, rope, attention)
-        return linear_cross_entropy(self.final_norm(x), self.output.weight, labels)
+        loss_sum = linear_cross_entropy(self.final_norm(x), self.output.weight, labels)
+        if finished is not None and self.output is not self.embedding:
+            finished("output")
+        return loss_sum
+
+
+def _tell(finished: Callable[[str], None], segment: str, grad: Tensor) -> None:
+    finished(segment)
 
 
 def _norm(model: spec.Model) -> nn.Module:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from dcpbench.dcp import collectives
@@ -112,6 +111,11 @@ class FlatParameters:
         for name, shape in self._shapes.items():
             self._replace(model, name, shape)
 
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take on this rank: in the compute type and, where that is another, in float32."""
+        return self.compute.nbytes + (0 if self.master is self.compute else self.master.nbytes)
+
     def _cut(self) -> tuple[Piece, ...]:
         """The pieces this rank updates: matrices and vectors, or its part of every segment."""
         if self.shards == 1:
@@ -184,11 +188,6 @@ class FlatParameters:
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
         return {name: flat[part].view(self._shapes[name]) for name, part in self.slices.items()}
-
-    def reduce(self) -> None:
-        """Sums the gradients of all ranks. Every rank calls it once per iteration, work or no work."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(self.grad)
 
 
 def _lay_out(

@@ -19,7 +19,6 @@ if DEVICE.type == "cpu" and tuple(map(int, np.__version__.split(".")[:2])) >= (2
 from dcpbench.worker.kernels import adamw, cross_entropy  # noqa: E402
 from dcpbench.worker.loss import losses_and_gradient  # noqa: E402
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the interpreter's own
 
 
