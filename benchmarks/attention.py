@@ -95,7 +95,8 @@ def main() -> None:
             device,
             torch.bfloat16,
         )
-        for name in options.backends.split(",")
+        # Transformer Engine first: it must load its libraries before another program of cuDNN does.
+        for name in sorted(options.backends.split(","), key=lambda name: not name.startswith("te"))
     }
     if rank == 0:
         print(f"{torch.cuda.get_device_name(device)}, {world} ranks, {options.heads}/{options.kv_heads} heads of "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcpbench.dcp.attention.cudnn import CudnnKernel
+from dcpbench.dcp.attention.cudnn import CudnnKernel, aligned
 from dcpbench.dcp.attention.layout import DeviceLayout, to_device
 from dcpbench.dcp.attention.symmetric import SymmetricTransport, add_rows, merge_rows
 from dcpbench.dcp.groups import CpGroup
@@ -78,6 +78,7 @@ class _Overlapped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: OverlappedAttention) -> Tensor:
         layout, kernel = call.layout, call.kernel
+        q, k, v = aligned(q, k, v)
         main = torch.cuda.current_stream()
         call.stream.wait_stream(main)
         with torch.cuda.stream(call.stream):

@@ -1,0 +1,135 @@
+"""Runs under torchrun on GPUs: every backend on packs that break things, against one GPU in float32.
+
+Writes a list of {"backend", "case", "size", "error", "scale", "repeatable"} to the file named in argv:
+`error` is the largest relative error of output and gradients, `scale` the largest deviation of the
+projection on the expected values from 1, which rounding averages out of and a wrong factor does not.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dcpbench.dcp.attention import backend
+from dcpbench.dcp.attention.kernels import SDPA
+from dcpbench.dcp.attention.layout import device_layout
+from dcpbench.dcp.groups import RuntimeGroups
+from dcpbench.dcp.packing import attention_layout, offsets_of, ranges, segments_of
+
+CASES = {
+    # name: (heads, kv_heads, dim, lengths)
+    "mixed": (16, 16, 128, [701, 13, 2999, 5, 1, 64, 4097, 128]),
+    "grouped": (8, 2, 128, [1, 1023, 2048, 777]),
+    "narrow": (8, 8, 64, [333, 1, 4095, 90]),
+    "wide": (4, 2, 256, [901, 64, 3]),
+    "thousands": (4, 4, 64, [1 + i % 9 for i in range(3000)]),
+    "long": (4, 4, 64, [14_001, 300]),
+    "beyond 2^17 tokens": (2, 1, 64, [(1 << 17) + 9]),
+}
+
+
+def measure(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
+    got, want = got.double(), want.double()
+    norm = want.norm().clamp(min=1e-30)
+    return float((got - want).norm() / norm), abs(float((got * want).sum() / norm**2) - 1.0)
+
+
+def expected(q, k, v, grad, lengths, padded):
+    """Output and gradients of every row in float32, on one GPU, sequence by sequence."""
+    outs = [torch.zeros_like(x, dtype=torch.float32) for x in (q, q, k, v)]
+    for start, length in zip(offsets_of(padded).tolist(), lengths.tolist(), strict=False):
+        rows = slice(start, start + length)
+        one = device_layout(attention_layout(np.array([length]), np.array([length])), q.device)
+        leaves = [x[rows].float() for x in (q, k, v)]
+        out, saved = SDPA.forward(*leaves, one)
+        for target, value in zip(outs, (out, *SDPA.backward(grad[rows].float(), saved)), strict=True):
+            target[rows] = value
+    return outs
+
+
+def run(name: str, case: str, size: int, groups: RuntimeGroups, device: torch.device) -> dict[str, object] | None:
+    heads, kv_heads, dim, lengths = CASES[case]
+    lengths = np.array(lengths, np.int64)
+    unit = 2 * size if size > 1 else 1
+    padded = -(-lengths // unit) * unit
+    kernel = name.rpartition("/")[2]
+    if (dim == 256 and kernel != "flash") or (name.startswith("te") and case in ("thousands", "beyond 2^17 tokens")):
+        return None
+    chosen = backend.create(
+        name, groups, backend.Sizes(heads, kv_heads, dim, int(padded.sum()) // size), device, torch.bfloat16,
+        deterministic=not name.startswith("te"),
+    )  # fmt: skip
+    group = groups.of(0, size) if size > 1 else groups.of(dist.get_rank(), 1)
+    generator = torch.Generator(device=device).manual_seed(hash(case) % 1000 if size == 1 else 11)
+    q, k, v, grad = (
+        torch.randn(int(padded.sum()), h, dim, device=device, dtype=torch.bfloat16, generator=generator)
+        for h in (heads, kv_heads, kv_heads, heads)
+    )
+    pieces = segments_of(lengths, padded, size, group.rank)
+    rows = torch.from_numpy(ranges(offsets_of(padded)[pieces.sequence] + pieces.first, pieces.rows)).to(device)
+    layout = attention_layout(lengths, padded, size, group.rank)
+    # As the model hands them over: views of one projection.
+    fused = torch.cat((q, k, v), 1)[rows].requires_grad_()
+
+    def once() -> list[torch.Tensor]:
+        attention = chosen.prepare(layout, group)
+        out = attention(*fused.split((heads, kv_heads, kv_heads), 1))
+        (grads,) = torch.autograd.grad(out, fused, grad[rows])
+        attention.finish()
+        return [out.detach(), *grads.split((heads, kv_heads, kv_heads), 1)]
+
+    got, again = once(), once()
+    want = expected(q, k, v, grad, lengths, padded)
+    real = rows[:0] if layout.query_counts.sum() == 0 else None
+    keep = torch.from_numpy(ranges(layout.query_starts, layout.query_counts)).to(device)
+    assert real is None or len(keep) == 0
+    numbers = [measure(a[keep], b[rows][keep]) for a, b in zip(got, want, strict=True)]
+    result = torch.tensor(
+        [max(e for e, _ in numbers), max(s for _, s in numbers),
+         float(all(torch.equal(a[keep], b[keep]) for a, b in zip(got, again, strict=True)))],
+        device=device, dtype=torch.float64,
+    )  # fmt: skip
+    result[2] = -result[2]
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    error, scale, repeatable = result.tolist()
+    return {"backend": name, "case": case, "size": size, "error": error, "scale": scale,
+            "repeatable": repeatable == -1.0}  # fmt: skip
+
+
+def main() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=120))
+    torch.use_deterministic_algorithms(True)
+    world = dist.get_world_size()
+    sizes = [1] + ([world] if world > 1 else [])
+    blocks = [(r, 1) for r in range(world)] + ([(0, world)] if world > 1 else [])
+    groups = RuntimeGroups(blocks, device, timedelta(seconds=120))
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else [
+        "symmetric/flash", "collective/flash", "auto",
+        *(["symmetric/cudnn", "collective/cudnn"] if find_spec("cudnn") else []),
+    ]  # fmt: skip
+    results = []
+    for name in names:
+        for case in CASES:
+            for size in sizes:
+                if size == 1 and name.startswith("collective"):
+                    continue
+                found = run(name, case, size, groups, device)
+                if found is not None:
+                    results.append(found)
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
