@@ -66,7 +66,7 @@ def run(name: str, case: str, size: int, groups: RuntimeGroups, device: torch.de
         deterministic=not name.startswith("te"),
     )  # fmt: skip
     group = groups.of(0, size) if size > 1 else groups.of(dist.get_rank(), 1)
-    generator = torch.Generator(device=device).manual_seed(hash(case) % 1000 if size == 1 else 11)
+    generator = torch.Generator(device=device).manual_seed(11)
     q, k, v, grad = (
         torch.randn(int(padded.sum()), h, dim, device=device, dtype=torch.bfloat16, generator=generator)
         for h in (heads, kv_heads, kv_heads, heads)
@@ -86,9 +86,7 @@ def run(name: str, case: str, size: int, groups: RuntimeGroups, device: torch.de
 
     got, again = once(), once()
     want = expected(q, k, v, grad, lengths, padded)
-    real = rows[:0] if layout.query_counts.sum() == 0 else None
     keep = torch.from_numpy(ranges(layout.query_starts, layout.query_counts)).to(device)
-    assert real is None or len(keep) == 0
     numbers = [measure(a[keep], b[rows][keep]) for a, b in zip(got, want, strict=True)]
     result = torch.tensor(
         [max(e for e, _ in numbers), max(s for _, s in numbers),
