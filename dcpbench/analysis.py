@@ -19,6 +19,7 @@ from dcpbench.align import KEYS, Aligned, align, expected_iterations
 from dcpbench.cautions import cautions
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
+from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, launch_result
 from dcpbench.runfolder import write_bytes
 from dcpbench.sources import Source, read_logs, read_run
@@ -50,6 +51,8 @@ class Analysis:
     aligned_on: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    profiles: tuple[LaunchProfile, ...] = ()
+    """Of launches in which iterations were profiled."""
     aligned: Aligned | None = field(default=None, repr=False)
 
 
@@ -159,6 +162,7 @@ def analyze(
             remarks=source.remarks,
         ),
         faults=faults,
+        profiles=source.profiles,
         aligned=aligned,
     )
 

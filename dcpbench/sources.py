@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcpbench import config, ledger, plan, runfolder
+from dcpbench import config, ledger, plan, profiles, runfolder
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import LaunchInput
 from dcpbench.ledger import Entry
 from dcpbench.parse import FORMATS, parse_log
 from dcpbench.plan import CaseName, Launch
+from dcpbench.profiles import LaunchProfile
 from dcpbench.spec import Spec
 from dcpbench.table import LaunchTable, TableBuilder
 
@@ -28,6 +29,7 @@ class Source:
     launches: tuple[LaunchInput, ...]
     spec: Spec | None = None
     remarks: tuple[str, ...] = ()
+    profiles: tuple[LaunchProfile, ...] = ()
 
 
 def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto") -> Source:
@@ -61,8 +63,11 @@ def read_run(path: Path) -> Source:
     ends = ledger.last_end(folder.ledger) if folder.ledger.exists() else None
     started = _start_order(folder.ledger)
     launches: list[LaunchInput] = []
-    remarks: list[str] = []
+    remarks: list[str] = _profiling(spec)
+    profiled: list[LaunchProfile] = []
     for planned in plan.build(spec, path):
+        if (profile := profiles.read(planned.id, planned.folder)) is not None:
+            profiled.append(profile)
         table = _table(planned)
         failure = None if ends is None else _failure(planned.id, ends)
         if table.format == "native" and failure is None:
@@ -72,10 +77,20 @@ def read_run(path: Path) -> Source:
         position = started.get(planned.id, planned.position if ends is None else None)
         launches.append(LaunchInput(planned.id, planned.case, planned.pair, position, table, failure))
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
-    return Source(spec.name, tuple(launches), spec, tuple(remarks))
+    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled))
 
 
 _CASE_NAMES: tuple[CaseName, CaseName] = ("baseline", "dcp")
+
+
+def _profiling(spec: Spec) -> list[str]:
+    measured = [i for i in spec.training.profile_iterations if i > spec.training.warmup_iterations]
+    if not measured:
+        return []
+    return [
+        f"A profiler ran in measured iterations ({', '.join(map(str, measured))}) and slowed them down; profile in a "
+        "run of its own, or in iterations of the warm-up."
+    ]
 
 
 def _start_order(path: Path) -> dict[str, int]:

@@ -35,6 +35,8 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         yield _text(f"Aligned on {', '.join(analysis.aligned_on)}.")
     yield Text()
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))
+    if analysis.profiles:
+        yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))
     for caution in analysis.cautions:
         yield _text(f"Caution: {caution}", "yellow")
     for line in wording.fault_lines(analysis, _MOST_FAULTS):

@@ -43,6 +43,9 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         yield _table(("quantity", "value"), wording.parity_rows(analysis))
     yield "## Launches"
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))
+    if analysis.profiles:
+        yield "## Where the time goes"
+        yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))
     yield "## Where the numbers come from"
     yield _list(_provenance(analysis))
 

@@ -75,6 +75,10 @@ def document(analysis: Analysis) -> dict[str, Any]:
         },
         "aligned_on": list(analysis.aligned_on),
         "launches": [asdict(launch) for launch in analysis.launches],
+        "profiles": [
+            {"launch": profile.launch, "iterations": [asdict(found) for found in profile.iterations]}
+            for profile in analysis.profiles
+        ],
         "cautions": list(analysis.cautions),
         "faults": [asdict(fault) for fault in analysis.faults],
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dcpbench.faults import Fault
+from dcpbench.profiles import table
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -150,6 +151,33 @@ def launch_rows(analysis: Analysis) -> list[Row]:
         )
         for launch in analysis.launches
     ]
+
+
+def profile_columns(analysis: Analysis) -> Row:
+    """The columns of `profile_rows`."""
+    return ("ms in a profiled iteration", *(profile.launch for profile in analysis.profiles))
+
+
+def profile_rows(analysis: Analysis) -> list[Row]:
+    """(what, milliseconds and share of the iteration for each profiled launch); means over ranks and iterations."""
+    return [
+        (_PROFILE_ROWS[name], *(f"{ms:,.2f} ({share:.0%})" for ms, share in zip(times, shares, strict=True)))
+        for name, times, shares in table(analysis.profiles)
+    ]
+
+
+_PROFILE_ROWS = {
+    "attention": "attention",
+    "gemm": "matrix products",
+    "loss": "cross-entropy",
+    "optimizer": "optimizer",
+    "other": "other computation and copies",
+    "exposed_communication": "exposed communication",
+    "idle": "idle: the device waits for the host",
+    "seconds": "iteration, the sum of the above",
+    "communication": "all communication, hidden or exposed",
+    "scheduling": "planning, behind the iteration before",
+}
 
 
 def warmup_sentence(analysis: Analysis) -> str:

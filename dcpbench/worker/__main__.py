@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from dcpbench import profiles
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import schedulers
 from dcpbench.dcp.attention import backend
@@ -33,6 +34,7 @@ from dcpbench.worker.model import GPT, flops, initialise
 from dcpbench.worker.optimizer import Optimizer
 from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.parameters import FlatParameters
+from dcpbench.worker.profile import Profiler
 
 
 def main() -> None:
@@ -141,7 +143,8 @@ def run(launch: Launch) -> None:
     batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), spec.training.iterations)
     started = time.perf_counter()
     try:
-        train(Trainer(model, reduction, optimizer, device), spec.training, batches, emitter)
+        profiler = Profiler(launch.folder / profiles.FOLDER, dist.get_rank(), spec.training.profile_iterations, device)
+        train(Trainer(model, reduction, optimizer, profiler, device), spec.training, batches, emitter)
         if spec.training.save_path is not None:
             checkpoint.save(spec.training.save_path / launch.id, flat.named_master())
         emitter.end(time.perf_counter() - started)

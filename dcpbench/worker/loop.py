@@ -17,6 +17,7 @@ from dcpbench.worker.memory import out_of_memory, peak_memory, reserved_memory, 
 from dcpbench.worker.model import GPT
 from dcpbench.worker.optimizer import Optimizer, learning_rate
 from dcpbench.worker.parallel.gradients import GradientReduction
+from dcpbench.worker.profile import Profiler
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Trainer:
     model: GPT
     reduction: GradientReduction
     optimizer: Optimizer
+    profiler: Profiler
     device: torch.device
 
 
@@ -47,6 +49,7 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
     gc.freeze()
 
     for iteration in range(1, training.iterations + 1):
+        trainer.profiler.start(iteration)
         start = time.perf_counter()
 
         # Planned, read and copied to the device while the iteration before was computed.
@@ -77,6 +80,7 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start
+        trainer.profiler.stop(iteration, batch.scheduling_seconds)
 
         total_loss, token_count, previous = statistics.unpack(totals)
         if pending is not None:

@@ -135,7 +135,7 @@ def test_only_the_worker_imports_the_worker() -> None:
 
 
 def test_the_worker_imports_no_stage_of_the_orchestration_but_its_contracts() -> None:
-    shared = {"dcp", "data", "records", "plan", "spec", "errors", "worker"}
+    shared = {"dcp", "data", "records", "profiles", "plan", "spec", "errors", "worker"}
     for name, path in MODULES.items():
         if name.startswith("worker"):
             used = {word for word in map(own, imports(path)) if word}

@@ -15,7 +15,7 @@ _WARPS = 8
 
 
 @triton.jit
-def _update(  # type: ignore[no-untyped-def]
+def _adamw(  # type: ignore[no-untyped-def]
     weight, grad, first, second, compute, scale, count, step, decay, rest1, rest2, correction, eps,
     PUBLISH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def update(
     """
     count = weight.numel()
     beta1, beta2 = betas
-    _update[(triton.cdiv(count, _BLOCK),)](
+    _adamw[(triton.cdiv(count, _BLOCK),)](
         weight, grad, first, second, compute, scale, count,
         lr / (1 - beta1**iteration),
         # As a product of its own: 1 - lr x decay, rounded to float32, would lose most of the decay's digits.

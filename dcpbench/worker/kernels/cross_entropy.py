@@ -16,7 +16,7 @@ WARPS = 16
 
 
 @triton.jit
-def _replace(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cross_entropy(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     # rows x vocabulary may exceed 2^31 elements: rows are numbered in 64 bits.
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * stride
@@ -65,6 +65,6 @@ def replace_by_gradient(logits: Tensor, labels: Tensor, losses: Tensor, ignored:
         return
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     warps = max(1, min(WARPS, block // 256))
-    _replace[(rows,)](
+    _cross_entropy[(rows,)](
         logits, labels, losses, vocabulary, logits.stride(0), IGNORED=ignored, BLOCK=block, num_warps=warps
     )
