@@ -130,6 +130,10 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every launch; launch and write nothing.")] = False,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds one launch may take.")] = None,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Go on after a launch has failed.")] = False,
+    profile: Annotated[
+        list[int],
+        typer.Option("--profile", metavar="ITERATION", help="Trace this iteration on every rank; repeatable.", min=1),
+    ] = [],  # noqa: B006
     json: Json = False,
     analyze_only: Annotated[bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", hidden=True)] = False,
     debug: Debug = False,
@@ -142,6 +146,7 @@ def run(
         "launches.order": ("--order", order and order.value),
         "launches.timeout": ("--timeout", timeout),
         "launches.keep_going": ("--keep-going", keep_going or None),
+        "training.profile_iterations": ("--profile", profile or None),
         "output.dir": ("--out", out and str(out)),
     }
     options = {field: value for field, value in given.items() if value[1] is not None}
