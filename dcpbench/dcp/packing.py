@@ -241,6 +241,12 @@ class SampleReader(Protocol):
         """Labels [start, stop), shifted within the whole sample so that a cut never separates a pair."""
 
 
+def padded_lengths(lengths: Ints, padding: PaddingRule, size: int) -> Ints:
+    """`lengths` padded for a group of `size` ranks."""
+    unit = padding.multiple(size)
+    return -(-lengths // unit) * unit
+
+
 def pack_rank(
     reader: SampleReader, positions: Sequence[int], lengths: Ints, padding: PaddingRule, size: int, rank: int
 ) -> RankPack:
@@ -249,8 +255,7 @@ def pack_rank(
     Only this rank's chunks are read: over all ranks of the group every token is read once. Padding
     rows have token 0, no label, and the position that a real token would have there.
     """
-    unit = padding.multiple(size)
-    padded = -(-lengths // unit) * unit
+    padded = padded_lengths(lengths, padding, size)
     pieces = segments_of(lengths, padded, size, rank)
     rows = int(pieces.rows.sum())
     tokens = np.zeros(rows, np.int64)

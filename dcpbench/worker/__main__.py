@@ -36,6 +36,9 @@ from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.parameters import FlatParameters
 from dcpbench.worker.profile import Profiler
 
+WARMED_ITERATIONS = 500
+"""Iterations whose attention is compiled ahead; a later one rarely has a shape that none of these had."""
+
 
 def main() -> None:
     """Entry point of every rank."""
@@ -140,6 +143,8 @@ def run(launch: Launch) -> None:
     )
     emitter = Emitter(launch.records, header)
     builder, stager = BatchBuilder(stream, scheduler, dist.get_rank()), Stager(attention, groups, device)
+    # Kernels are compiled for shapes; the shapes of a run are known before it starts.
+    attention.warm(builder.layouts(range(1, min(spec.training.iterations, WARMED_ITERATIONS) + 1)))
     batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), spec.training.iterations)
     started = time.perf_counter()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from dcpbench.data.stream import IGNORE_INDEX, SampleStream
 from dcpbench.dcp.attention.backend import Attention, Backend
 from dcpbench.dcp.attention.layout import to_device
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
-from dcpbench.dcp.packing import RankPack, pack_rank
+from dcpbench.dcp.packing import AttentionLayout, RankPack, attention_layout, pack_rank, padded_lengths
 from dcpbench.dcp.workload import BatchPlan, Job, Scheduler
 from dcpbench.worker.parallel.gradients import reduces_early
 
@@ -49,6 +49,17 @@ class BatchBuilder:
 
     def __init__(self, stream: SampleStream, scheduler: Scheduler, rank: int) -> None:
         self._stream, self._scheduler, self._rank = stream, scheduler, rank
+
+    def layouts(self, iterations: Iterable[int]) -> Iterator[AttentionLayout]:
+        """The attention layouts of this rank's microbatches in these iterations, without reading a token."""
+        padding = self._scheduler.padding
+        for iteration in iterations:
+            lengths = self._stream.lengths(self._stream.batch(iteration))
+            plan = self._scheduler.plan(lengths.tolist())
+            for job in (plan.jobs[index] for index in plan.jobs_by_rank[self._rank]):
+                own = lengths[list(job.samples)]
+                padded = padded_lengths(own, padding, job.size)
+                yield attention_layout(own, padded, job.size, self._rank - job.first_rank)
 
     def build(self, iteration: int) -> RankBatch:
         """This rank's share of the global batch of `iteration` (from 1)."""

@@ -9,7 +9,7 @@ cannot serve is refused; nothing falls back in silence, and the launch header na
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Protocol
@@ -73,6 +73,9 @@ class Backend(Protocol):
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
         """The attention of one microbatch of this rank."""
 
+    def warm(self, layouts: Iterable[AttentionLayout]) -> None:
+        """Compiles what these microbatches will need; not collective."""
+
 
 class GatheredBackend:
     """Our own: a transport, and one kernel for short key ranges and one for long."""
@@ -81,10 +84,13 @@ class GatheredBackend:
         self,
         kernels: tuple[Kernel, ...],
         transport: Transport,
+        sizes: Sizes,
         device: torch.device,
+        dtype: torch.dtype,
         overlap: Callable[[DeviceLayout, CpGroup], Attention] | None = None,
     ) -> None:
-        self._kernels, self._transport, self._device, self._overlap = kernels, transport, device, overlap
+        self._kernels, self._transport, self._overlap = kernels, transport, overlap
+        self._sizes, self._device, self._dtype = sizes, device, dtype
         self.name = f"{transport.name}/{'+'.join(kernel.name for kernel in kernels)}"
 
     def kernel_for(self, layout: AttentionLayout) -> Kernel:
@@ -94,9 +100,23 @@ class GatheredBackend:
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
         """The attention of one microbatch of this rank."""
         on_device = device_layout(layout, self._device)
-        if self._overlap is not None and not group.alone and int(layout.lengths.max()) >= OVERLAP_LENGTH:
+        if self._overlap is not None and self._overlaps(layout):
             return self._overlap(on_device, group)
         return GatheredAttention(on_device, group, self.kernel_for(layout), self._transport)
+
+    def warm(self, layouts: Iterable[AttentionLayout]) -> None:
+        """See `Backend.warm`."""
+        if not any(isinstance(kernel, cudnn.CudnnKernel) for kernel in self._kernels):
+            return
+        sizes = self._sizes
+        for layout in layouts:
+            overlapped = self._overlaps(layout)
+            kernel = self._kernels[-1] if overlapped else self.kernel_for(layout)
+            if isinstance(kernel, cudnn.CudnnKernel) and layout.pieces:
+                kernel.warm(layout, sizes.heads, sizes.kv_heads, sizes.dim, self._dtype, overlapped)
+
+    def _overlaps(self, layout: AttentionLayout) -> bool:
+        return self._overlap is not None and layout.size > 1 and int(layout.lengths.max()) >= OVERLAP_LENGTH
 
 
 def create(
@@ -120,7 +140,7 @@ def create(
         return TransformerEngineBackend(sizes.heads, sizes.kv_heads, sizes.dim, kernel_name, groups, device)
     kernels = _kernels(kernel_name, device, dtype, sizes.dim, deterministic)
     transport = _transport(transport_name, groups, sizes, device, dtype)
-    return GatheredBackend(kernels, transport, device, _overlap(kernels[-1], transport, device))
+    return GatheredBackend(kernels, transport, sizes, device, dtype, _overlap(kernels[-1], transport, device))
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, str]:

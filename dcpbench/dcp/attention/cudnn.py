@@ -23,7 +23,7 @@ from torch import Tensor
 from dcpbench.dcp.attention import cudnn_graphs as graphs
 from dcpbench.dcp.attention.kernels import Kernel
 from dcpbench.dcp.attention.layout import DeviceLayout, to_device
-from dcpbench.dcp.packing import Ints, offsets_of
+from dcpbench.dcp.packing import AttentionLayout, Ints, offsets_of
 
 HEAD_DIMS = (64, 128)
 """Head sizes for which forward and backward are fused on Hopper."""
@@ -47,20 +47,47 @@ def bucket(value: int, step: int) -> int:
     return result
 
 
-class _Tables:
-    """Counts and starts of some pieces on the device, in rows; rows of queries and of keys have fixed widths."""
+@dataclass(frozen=True)
+class _Pieces:
+    """Some pieces of a layout and a part of what they see, in rows, on the host."""
 
-    def __init__(
-        self, query_starts: Ints, query_counts: Ints, key_starts: Ints, key_counts: Ints, device: torch.device
-    ) -> None:
-        self.pieces = bucket(len(query_counts), 2)
-        spare = self.pieces - len(query_counts)
-        self.query_counts = to_device(np.pad(query_counts, (0, spare)), device, torch.int32)
-        self.key_counts = to_device(np.pad(key_counts, (0, spare)), device, torch.int32)
-        self.query_starts = to_device(np.pad(query_starts, (0, spare + 1), mode="edge"), device)
-        self.key_starts = to_device(np.pad(key_starts, (0, spare + 1), mode="edge"), device)
-        self.max_query = bucket(max(int(query_counts.max()), 256), 4)
-        self.max_key = bucket(max(int(key_counts.max()), 256), 4)
+    query_starts: Ints
+    query_counts: Ints
+    key_starts: Ints
+    key_counts: Ints
+    keys: int
+    """Rows of the tensors that hold the keys."""
+
+    def bounds(self) -> tuple[int, int, int]:
+        """(pieces, longest query, longest key), rounded up so that few graphs serve many microbatches."""
+        return (
+            bucket(len(self.query_counts), 2),
+            bucket(max(int(self.query_counts.max()), 256), 4),
+            bucket(max(int(self.key_counts.max()), 256), 4),
+        )
+
+
+def _pieces(host: AttentionLayout) -> dict[str, _Pieces]:
+    """What the calls of a layout are made of, by the name of the part."""
+    starts, before = offsets_of(host.key_counts)[:-1], host.key_counts - host.query_counts
+    keys = host.rows if host.key_rows is None else len(host.key_rows)
+    parts = {"whole": _Pieces(host.query_starts, host.query_counts, starts, host.key_counts, keys)}
+    late = before > 0
+    if late.any():
+        queries = host.query_starts, host.query_counts
+        # The piece's own rows where they lie in its key range, and where they lie on this rank.
+        parts["own"] = _Pieces(*queries, starts + before, host.query_counts, keys)
+        parts["local"] = _Pieces(*queries, *queries, host.rows)
+        # The rows before it, for the pieces that have any.
+        parts["before"] = _Pieces(host.query_starts[late], host.query_counts[late], starts[late], before[late], keys)
+    return parts
+
+
+def _mask(kind: str, part: str, square: bool) -> str:
+    """The mask of a call; see `Shape.mask`."""
+    if part == "before":
+        return "none"
+    return "end" if part == "whole" and not square and kind == "forward" else "start"
 
 
 @dataclass(frozen=True)
@@ -73,32 +100,15 @@ class _Call:
 
 
 class _Parts:
-    """The pieces of a layout as cuDNN sees them, and the calls made for them."""
+    """The parts of a layout, and the calls made for them."""
 
     def __init__(self, layout: DeviceLayout) -> None:
-        host, device = layout.host, layout.device
-        starts = offsets_of(host.key_counts)[:-1]
-        before = host.key_counts - host.query_counts
-        late = before > 0
-        self.square = not bool(late.any())
+        self.pieces = _pieces(layout.host)
+        self.square = "before" not in self.pieces
         """Whether every piece sees its own rows only: sequences that are not cut."""
         self.padded = layout.query_rows is not None
-        self.tables = {"whole": _Tables(host.query_starts, host.query_counts, starts, host.key_counts, device)}
-        if not self.square:
-            self.tables |= {
-                # The piece's own rows where they lie in its key range, and where they lie on this rank.
-                "own": _Tables(host.query_starts, host.query_counts, starts + before, host.query_counts, device),
-                "local": _Tables(host.query_starts, host.query_counts, host.query_starts, host.query_counts, device),
-                # The rows before it, for the pieces that have any.
-                "before": _Tables(host.query_starts[late], host.query_counts[late], starts[late], before[late], device),
-            }
+        self.device = layout.device
         self.calls: dict[tuple[str, str], _Call] = {}
-
-    def mask(self, kind: str, part: str) -> str:
-        """The mask of a call; see `Shape.mask`."""
-        if part == "before":
-            return "none"
-        return "end" if part == "whole" and not self.square and kind == "forward" else "start"
 
 
 class CudnnKernel:
@@ -194,24 +204,41 @@ class CudnnKernel:
     def _call(self, kind: str, parts: _Parts, part: str, q: Tensor, k: Tensor) -> _Call:
         found = parts.calls.get((kind, part))
         if found is None:
-            tables = parts.tables[part]
+            pieces, device = parts.pieces[part], parts.device
             (_, heads, dim), kv_heads = q.shape, k.shape[1]
-            shape = graphs.Shape(
-                tables.pieces, tables.max_query, tables.max_key, heads, kv_heads, dim, q.dtype, parts.mask(kind, part)
-            )
-            graph, workspace_bytes = self._compiled(kind, shape, bucket(max(len(q), len(k)), 2))
+            shape = graphs.Shape(*pieces.bounds(), heads, kv_heads, dim, q.dtype, _mask(kind, part, parts.square))
+            graph, workspace_bytes = self._compiled(kind, shape, bucket(max(len(q), pieces.keys), 2))
+            spare = shape.pieces - len(pieces.query_counts)
+            starts_q = to_device(np.pad(pieces.query_starts, (0, spare + 1), mode="edge"), device)
+            starts_k = to_device(np.pad(pieces.key_starts, (0, spare + 1), mode="edge"), device)
             found = parts.calls[kind, part] = _Call(
                 graph,
                 workspace_bytes,
                 {
-                    graphs.COUNTS_Q: tables.query_counts,
-                    graphs.COUNTS_K: tables.key_counts,
-                    graphs.OFFSETS_Q: tables.query_starts * (heads * dim),
-                    graphs.OFFSETS_K: tables.key_starts * (2 * kv_heads * dim),
-                    graphs.OFFSETS_STATS: tables.query_starts * heads,
+                    graphs.COUNTS_Q: to_device(np.pad(pieces.query_counts, (0, spare)), device, torch.int32),
+                    graphs.COUNTS_K: to_device(np.pad(pieces.key_counts, (0, spare)), device, torch.int32),
+                    graphs.OFFSETS_Q: starts_q * (heads * dim),
+                    graphs.OFFSETS_K: starts_k * (2 * kv_heads * dim),
+                    graphs.OFFSETS_STATS: starts_q * heads,
                 },
             )
         return found
+
+    def warm(
+        self, layout: AttentionLayout, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, overlapped: bool
+    ) -> None:
+        """Compiles what `layout` will need, so that no iteration waits for it (about 40 ms a graph)."""
+        pieces = _pieces(layout)
+        square = "before" not in pieces
+        forward: tuple[str, ...] = ("whole",)
+        backward: tuple[str, ...] = ("whole",) if square else ("own", "before")
+        if overlapped and not square:
+            forward = backward = ("local", "before")
+        for kind, parts in (("forward", forward), ("backward", backward)):
+            for part in parts:
+                bounds, total = pieces[part].bounds(), bucket(max(layout.rows, pieces[part].keys), 2)
+                shape = graphs.Shape(*bounds, heads, kv_heads, dim, dtype, _mask(kind, part, square))
+                self._compiled(kind, shape, total)
 
     def _compiled(self, kind: str, shape: graphs.Shape, total: int) -> tuple[Any, int]:
         key = kind, shape, total if kind == "backward" else 0

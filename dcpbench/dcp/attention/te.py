@@ -7,6 +7,7 @@ from one microbatch to the next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,9 @@ class TransformerEngineBackend:
             int(layout.padded.max()),
             bool((layout.lengths != layout.padded).any()),
         )
+
+    def warm(self, layouts: Iterable[AttentionLayout]) -> None:
+        """Transformer Engine compiles on first use."""
 
     def attend(self, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of this rank's rows."""
