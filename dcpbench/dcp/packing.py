@@ -218,6 +218,36 @@ def _gradient_rows(lengths: Ints, padded: Ints, size: int, pieces: Segments, row
 
 
 @dataclass(frozen=True)
+class Run:
+    """Consecutive rows that lie consecutively elsewhere: rows [source, source + count) of `rank` go to `target`."""
+
+    rank: int
+    source: int
+    target: int
+    count: int
+
+
+def earlier_runs(layout: AttentionLayout) -> list[Run]:
+    """Where the rows before each piece's own come from, as few copies as there can be; targets are key-range rows."""
+    assert layout.key_rows is not None
+    before = layout.key_counts - layout.query_counts
+    targets = ranges(layout.key_offsets[:-1], before)
+    origins = layout.key_rows[targets]
+    if not len(targets):
+        return []
+    owner, source = np.divmod(origins, layout.rows)
+    cut = (np.diff(origins) != 1) | (np.diff(targets) != 1) | (np.diff(owner) != 0)
+    first = np.concatenate([[0], np.flatnonzero(cut) + 1])
+    counts = np.diff(np.append(first, len(targets)))
+    return [
+        Run(*numbers)
+        for numbers in zip(
+            owner[first].tolist(), source[first].tolist(), targets[first].tolist(), counts.tolist(), strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True)
 class RankPack:
     """The rows of one rank in one microbatch: token ids, labels (-100: no loss), positions, attention layout."""
 

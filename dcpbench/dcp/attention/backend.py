@@ -87,7 +87,7 @@ class GatheredBackend:
         sizes: Sizes,
         device: torch.device,
         dtype: torch.dtype,
-        overlap: Callable[[DeviceLayout, CpGroup], Attention] | None = None,
+        overlap: Callable[[DeviceLayout, CpGroup], Attention | None] | None = None,
     ) -> None:
         self._kernels, self._transport, self._overlap = kernels, transport, overlap
         self._sizes, self._device, self._dtype = sizes, device, dtype
@@ -101,7 +101,9 @@ class GatheredBackend:
         """The attention of one microbatch of this rank."""
         on_device = device_layout(layout, self._device)
         if self._overlap is not None and self._overlaps(layout):
-            return self._overlap(on_device, group)
+            overlapped = self._overlap(on_device, group)
+            if overlapped is not None:
+                return overlapped
         return GatheredAttention(on_device, group, self.kernel_for(layout), self._transport)
 
     def warm(self, layouts: Iterable[AttentionLayout]) -> None:
@@ -227,7 +229,7 @@ def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.dev
 
 def _overlap(
     kernel: Kernel, transport: Transport, device: torch.device
-) -> Callable[[DeviceLayout, CpGroup], Attention] | None:
+) -> Callable[[DeviceLayout, CpGroup], Attention | None] | None:
     """How long microbatches hide their communication, where kernel and transport allow it."""
     if not isinstance(kernel, cudnn.CudnnKernel) or transport.name != "symmetric":
         return None

@@ -19,7 +19,7 @@ from dcpbench.dcp.attention.cudnn import CudnnKernel, aligned
 from dcpbench.dcp.attention.layout import DeviceLayout, to_device
 from dcpbench.dcp.attention.symmetric import SymmetricTransport, add_rows, merge_rows
 from dcpbench.dcp.groups import CpGroup
-from dcpbench.dcp.packing import Ints, ranges
+from dcpbench.dcp.packing import Ints, Run, attention_layout, earlier_runs, ranges
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ class OverlappedAttention:
     """The rows of pieces that see rows before their own."""
     remote_rows: Tensor
     """The layout's `gradient_rows` without each piece's own rows."""
+    keys: tuple[int, ...]
+    """Rows of every rank's key ranges."""
+    earlier: tuple[Run, ...]
+    """The copies that bring the rows before each piece's own."""
+    found: tuple[tuple[Run, ...], ...]
+    """For every rank, the rows of its key ranges that hold gradients of this rank's rows."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of this rank's rows over its CP group; see `GatheredAttention`."""
@@ -45,12 +51,29 @@ class OverlappedAttention:
         self.transport.finish(self.group)
 
 
+MOST_RUNS = 48
+"""With more copies than this, starting them takes longer than they hide."""
+
+
 def prepare(
     layout: DeviceLayout, group: CpGroup, kernel: CudnnKernel, transport: SymmetricTransport, stream: torch.cuda.Stream
-) -> OverlappedAttention:
-    """The attention of one microbatch; `stream` is where communication runs."""
+) -> OverlappedAttention | None:
+    """The attention of one microbatch, or None where it would take too many copies.
+
+    `stream` is where communication runs. The answer may differ between the ranks of a group: what
+    they send and where they meet is the same either way.
+    """
     host = layout.host
     late = host.key_counts > host.query_counts
+    peers = [attention_layout(host.lengths, host.padded, host.size, rank, host.rows) for rank in range(host.size)]
+    runs = [earlier_runs(peer) for peer in peers]
+    earlier = runs[group.rank]
+    # In the backward a run's rows stay where they are in the peer's key ranges; only those of this rank matter.
+    found = [
+        [Run(run.rank, run.target, run.target, run.count) for run in own if run.rank == group.rank] for own in runs
+    ]
+    if len(earlier) + sum(map(len, found)) > MOST_RUNS:
+        return None
     return OverlappedAttention(
         layout,
         group,
@@ -59,6 +82,9 @@ def prepare(
         stream,
         to_device(ranges(host.query_starts[late], host.query_counts[late]), layout.device, torch.int32),
         to_device(_without_own(host.gradient_rows, host.padded, group), layout.device, torch.int32),
+        tuple(int(peer.key_counts.sum()) for peer in peers),
+        tuple(earlier),
+        tuple(map(tuple, found)),
     )
 
 
@@ -82,7 +108,7 @@ class _Overlapped(torch.autograd.Function):
         main = torch.cuda.current_stream()
         call.stream.wait_stream(main)
         with torch.cuda.stream(call.stream):
-            keys_values = call.transport.collect(k, v, layout, call.group)
+            keys_values = call.transport.copy_earlier(k, v, layout, call.group, call.earlier)
         out, lse = kernel.forward_part("local", q, k, v, layout)
         main.wait_stream(call.stream)
         # The allocator must not hand this memory out on the other stream while this one reads it.
@@ -109,13 +135,14 @@ class _Overlapped(torch.autograd.Function):
             )
         call.stream.wait_stream(main)
         with torch.cuda.stream(call.stream):
-            remote = call.transport.give_back_part(call.remote_rows, layout, group, grad_ranges)
+            copies = call.transport.copy_found(call.keys, call.found, group)
         # Rows of padding are nobody's gradient; the kernel leaves them as they are.
         grad_own = torch.zeros((len(k), 2, *k.shape[1:]), dtype=k.dtype, device=k.device)
         grad_q = kernel.backward_part("local", grad, q, k, v, out, lse, layout, grad_own)
         if before is not None:
             add_rows(grad_q, before, call.late_rows)
         main.wait_stream(call.stream)
-        remote.record_stream(main)
-        own = remote.add_(grad_own).to(k.dtype)
+        for copy in copies:
+            copy.record_stream(main)
+        own = call.transport.add_up(copies, grad_own, call.remote_rows)
         return grad_q, own[:, 0], own[:, 1], None

@@ -14,16 +14,19 @@ within one group; `finish` is the barrier that makes it hold from one group to t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed._symmetric_memory as symmetric_memory
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dcpbench.dcp.attention.layout import DeviceLayout
+from dcpbench.dcp.attention.layout import DeviceLayout, to_device
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.packing import Run
 
 
 @triton.jit
@@ -49,16 +52,19 @@ def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr): 
 
 
 @triton.jit
-def _add_up(peers, table, out, like, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing.
-    # `like` has the type of what is read.
+def _add_up(peers, table, out, extra, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+            EXTRA: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+    # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing;
+    # plus row r of `extra` where EXTRA.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     total = tl.zeros([BLOCK], dtype=tl.float32)
+    if EXTRA:
+        total += tl.load(extra + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     for column in range(COLUMNS):
         found = tl.load(table + row * COLUMNS + column).to(tl.int64)
-        source = tl.load(peers + column // 2).to(tl.pointer_type(like.dtype.element_ty))
+        source = tl.load(peers + column // 2).to(tl.pointer_type(out.dtype.element_ty))
         total += tl.load(source + found * WIDTH + columns, mask=inside & (found >= 0), other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
 
@@ -119,6 +125,7 @@ class _Pair:
         self._turn = 0
         self._handles: dict[int, list[Any]] = {}
         self._peers: dict[int, list[Tensor]] = {}
+        self._views: dict[int, list[list[Tensor]]] = {}
         self._channels: dict[int, int] = {}
         taken = 0
         for group in sorted(groups.shared, key=lambda group: group.size):
@@ -128,13 +135,12 @@ class _Pair:
             taken = (self._channels[group.size] + 1) * group.size
             handles = [_map(buffer, group) for buffer in self._buffers]
             self._handles[group.size] = handles
+            self._views[group.size] = [
+                [handle.get_buffer(rank, (elements,), dtype) for rank in range(group.size)] for handle in handles
+            ]
             self._peers[group.size] = [
-                torch.tensor(
-                    [handle.get_buffer(rank, (elements,), dtype).data_ptr() for rank in range(group.size)],
-                    dtype=torch.int64,
-                    device=device,
-                )
-                for handle in handles
+                torch.tensor([view.data_ptr() for view in views], dtype=torch.int64, device=device)
+                for views in self._views[group.size]
             ]
 
     def next(self, elements: int) -> Tensor:
@@ -146,6 +152,10 @@ class _Pair:
         """Waits on the device until every rank of the group has come this far; the addresses of its buffers."""
         self._handles[group.size][self._turn].barrier(channel=self._channels[group.size])
         return self._peers[group.size][self._turn]
+
+    def views(self, group: CpGroup) -> list[Tensor]:
+        """The buffer whose turn it is, of every rank of the group, flat."""
+        return self._views[group.size][self._turn]
 
 
 class SymmetricTransport:
@@ -184,14 +194,52 @@ class SymmetricTransport:
         peers = self._found.meet(group)
         assert layout.gradient_rows is not None
         out = grad_kv.new_empty((layout.rows, *grad_kv.shape[1:]))
-        _add_up[(layout.rows,)](peers, layout.gradient_rows, out, out, 2 * self._width, self._block2, 2 * group.size)
+        _add_up[(layout.rows,)](
+            peers, layout.gradient_rows, out, out, 2 * self._width, self._block2, 2 * group.size, False
+        )
         return out
 
-    def give_back_part(self, table: Tensor, layout: DeviceLayout, group: CpGroup, like: Tensor) -> Tensor:
-        """As `give_back`, for the entries of `table` (rows, 2 x size) only, and left in float32."""
-        peers = self._found.meet(group)
-        out = torch.empty((layout.rows, *like.shape[1:]), dtype=torch.float32, device=like.device)
-        _add_up[(layout.rows,)](peers, table, out, like, 2 * self._width, self._block2, 2 * group.size)
+    def copy_earlier(self, k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup, runs: Sequence[Run]) -> Tensor:
+        """As `collect`, but only the rows of `runs` and by copies, which leave the multiprocessors free."""
+        width = self._width
+        own = self._sent.next(layout.rows * 2 * width)
+        _put[(layout.rows,)](_flat(k), _flat(v), own, k.stride(0), v.stride(0), width, self._block)
+        self._sent.meet(group)
+        assert layout.key_rows is not None
+        out = k.new_empty((len(layout.key_rows), 2, *k.shape[1:]))
+        flat, peers = out.view(len(out), -1), self._sent.views(group)
+        for run in runs:
+            peer = peers[run.rank].view(-1, 2 * width)
+            flat[run.target : run.target + run.count].copy_(peer[run.source : run.source + run.count])
+        return out
+
+    def copy_found(self, keys: Sequence[int], runs: Sequence[Sequence[Run]], group: CpGroup) -> list[Tensor]:
+        """What each rank's key ranges hold for this rank's rows, copied here: a tensor per rank, (keys, row) flat.
+
+        `keys[j]` is the number of rows of rank j's key ranges and `runs[j]` which of them to copy; a run's
+        source and target are the same rows there and here. This rank's own entry is its buffer itself.
+        """
+        self._found.meet(group)
+        copies = []
+        for rank, view in enumerate(self._found.views(group)):
+            theirs = view[: keys[rank] * 2 * self._width].view(keys[rank], 2 * self._width)
+            if rank == group.rank:
+                copies.append(theirs)
+                continue
+            here = torch.empty_like(theirs)
+            for run in runs[rank]:
+                rows = slice(run.target, run.target + run.count)
+                here[rows].copy_(theirs[rows])
+            copies.append(here)
+        return copies
+
+    def add_up(self, copies: Sequence[Tensor], extra: Tensor, table: Tensor) -> Tensor:
+        """`extra` plus what `copies` hold for each row by `table` (rows, 2 x size), added in float32."""
+        peers = to_device(np.array([copy.data_ptr() for copy in copies]), table.device)
+        out = torch.empty_like(extra)
+        _add_up[(len(table),)](
+            peers, table, out, extra, 2 * self._width, self._block2, table.shape[1], True, num_warps=8
+        )
         return out
 
     def finish(self, group: CpGroup) -> None:

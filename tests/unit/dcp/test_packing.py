@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dcpbench.dcp.packing import (
     attention_layout,
+    earlier_runs,
     lengths_from_offsets,
     offsets_of,
     pack_rank,
@@ -217,3 +218,21 @@ def test_gradient_rows_find_every_copy_of_a_row(sequences: list[tuple[int, int]]
         for row in range(rows):
             found = {(c // 2, int(r)) for c, r in enumerate(layout.gradient_rows[row]) if r >= 0}
             assert found == copies.get(rank * rows + row, set())
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(2, 5), st.integers(0, 4))
+def test_earlier_runs_bring_every_row_before_a_piece_and_no_other(lengths: list[int], size: int, rank: int) -> None:
+    rank %= size
+    padded = -(-array(*lengths) // (2 * size)) * (2 * size)
+    layout = attention_layout(array(*lengths), padded, size, rank)
+    assert layout.key_rows is not None
+    brought = {}
+    for run in earlier_runs(layout):
+        for offset in range(run.count):
+            brought[run.target + offset] = run.rank * layout.rows + run.source + offset
+    wanted = {}
+    for start, count, own in zip(
+        layout.key_offsets.tolist(), layout.key_counts.tolist(), layout.query_counts.tolist(), strict=False
+    ):
+        wanted |= {row: int(layout.key_rows[row]) for row in range(start, start + count - own)}
+    assert brought == wanted
