@@ -27,7 +27,8 @@ def measure(tmp_path: Path, *backends: str) -> list[dict[str, object]]:
          str(out), *([",".join(backends)] if backends else [])],
         env={**os.environ, "OMP_NUM_THREADS": "4"}, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    errors = [line for line in done.stderr.splitlines() if "Error" in line or line.strip().startswith("[rank0]")]
+    assert done.returncode == 0, "\n".join(errors[:40])
     return json.loads(out.read_text())
 
 

@@ -52,8 +52,9 @@ def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr): 
 
 
 @triton.jit
-def _add_up(peers, table, out, extra, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-            EXTRA: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+def _add_up(
+    peers, table, out, extra, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, EXTRA: tl.constexpr
+):  # type: ignore[no-untyped-def]  # noqa: E501
     # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing;
     # plus row r of `extra` where EXTRA.
     row = tl.program_id(0).to(tl.int64)
