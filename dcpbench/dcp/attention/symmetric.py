@@ -30,7 +30,7 @@ from dcpbench.dcp.packing import Run
 
 
 @triton.jit
-def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -40,7 +40,7 @@ def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     # Row r of the result is row origins[r] of all ranks' rows, one rank after the other.
     row = tl.program_id(0).to(tl.int64)
     origin = tl.load(origins + row)
@@ -54,7 +54,7 @@ def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr): 
 @triton.jit
 def _add_up(
     peers, table, out, extra, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, EXTRA: tl.constexpr
-):  # type: ignore[no-untyped-def]  # noqa: E501
+):
     # Row r of the result is the sum over c of row table[r, c] of rank c // 2; -1 stands for nothing;
     # plus row r of `extra` where EXTRA.
     row = tl.program_id(0).to(tl.int64)
@@ -71,7 +71,7 @@ def _add_up(
 
 
 @triton.jit
-def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
     # Two partial attentions of one row become one, in place: weights from their log-sum-exps.
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -92,7 +92,7 @@ def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.conste
 
 
 @triton.jit
-def _add_rows(total, part, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_rows(total, part, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
