@@ -46,7 +46,7 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
     for _ in range(repeats):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # The host must not be what is measured: let it run ahead of the device.
-        torch.cuda._sleep(1_000_000)
+        torch.cuda._sleep(5_000_000)
         start.record()
         call()
         stop.record()
