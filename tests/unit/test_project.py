@@ -53,9 +53,20 @@ def table(text: str) -> list[list[str]]:
 
 
 def bare_environment() -> dict[str, str]:
-    """This process's environment without what would change a spec, with the tested `dcpbench` first on PATH."""
-    environ = {name: value for name, value in os.environ.items() if name not in {*config.ENVIRONMENT, *config.SWITCHES}}
-    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", "")])
+    """This process's environment without what would change a spec."""
+    return {name: value for name, value in os.environ.items() if name not in {*config.ENVIRONMENT, *config.SWITCHES}}
+
+
+@pytest.fixture(scope="module")
+def with_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose PATH begins with a `dcpbench` that runs this checkout, installed or not."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "dcpbench"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dcpbench "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    environ = bare_environment()
+    environ["PATH"] = os.pathsep.join([str(folder), environ.get("PATH", "")])
+    environ["PYTHONPATH"] = str(ROOT)
     return environ
 
 
@@ -312,11 +323,11 @@ def test_scripts_are_sound_bash(script: Path) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=lambda path: path.name)
-def test_runners_hand_their_arguments_to_dcpbench(runner: Path, tmp_path: Path) -> None:
+def test_runners_hand_their_arguments_to_dcpbench(runner: Path, tmp_path: Path, with_command: dict[str, str]) -> None:
     done = subprocess.run(
         ["bash", str(runner), "quick_4xcpu", "--pairs", "1", "--set", "launches.timeout=77"],
         cwd=tmp_path,
-        env={**bare_environment(), "DRY_RUN": "1"},
+        env={**with_command, "DRY_RUN": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -329,13 +340,13 @@ def test_runners_hand_their_arguments_to_dcpbench(runner: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=lambda path: path.name)
-def test_runners_pass_on_the_exit_code(runner: Path, tmp_path: Path) -> None:
+def test_runners_pass_on_the_exit_code(runner: Path, tmp_path: Path, with_command: dict[str, str]) -> None:
     # More GPUs than any machine has: refused by preflight, on machines with and without GPUs.
     wanted = ["--set", "topology.device=cuda", "--set", "topology.gpus_per_node=4096"]
     done = subprocess.run(
         ["bash", str(runner), "quick_4xcpu", *wanted, "--set", "training.global_batch_size=4096"],
         cwd=tmp_path,
-        env=bare_environment(),
+        env=with_command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
