@@ -1,8 +1,8 @@
 """Records -> analysis: the one pipeline behind `run`, `analyze` and every report.
 
-`analyze_run` and `analyze_logs` read, align, compute and judge; `write_analysis` writes the files
-of a run's `analysis/` folder. An `Analysis` holds every number that a report shows. It depends on
-the stored files only, so the folder can be deleted and rebuilt with the same bytes.
+`analyze_run` and `analyze_logs` read, align, compute and judge. An `Analysis` holds every number
+that a report shows, and `report.write` writes it to a run's `analysis/` folder. It depends on the
+stored files only, so that folder can be deleted and rebuilt with the same bytes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcpbench import report
 from dcpbench.align import KEYS, Aligned, align, expected_iterations
 from dcpbench.cautions import cautions
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
 from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, launch_result
-from dcpbench.runfolder import write_bytes
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Tolerances
 from dcpbench.stats.parity import Parity, parity
@@ -165,28 +163,6 @@ def analyze(
         profiles=source.profiles,
         aligned=aligned,
     )
-
-
-def write_analysis(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
-    """Writes every file of `report.FILES`, each whole or not at all; returns their paths.
-
-    A file that this analysis does not have (no aligned data when there are faults) is removed, so
-    that nothing of an earlier analysis stands beside it.
-
-    Raises:
-        LogError: the folder cannot be written.
-    """
-    contents = {name: write(analysis) for name, write in report.FILES.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            if content is None:
-                (folder / name).unlink(missing_ok=True)
-            else:
-                write_bytes(folder / name, content)
-    except OSError as error:
-        raise LogError(f"the analysis cannot be written to {folder}: {error.strerror}") from None
-    return tuple(folder / name for name, content in contents.items() if content is not None)
 
 
 def _warmup(launches: Sequence[LaunchInput], asked: int | None) -> int:

@@ -45,6 +45,7 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
         prepared = campaign.begin(resolved.spec, path, resume=resume, environ=os.environ, listener=display)
         # Now: a refusal does not wait for scipy, and what cannot be imported is known before the first launch.
         from dcpbench import analysis  # noqa: PLC0415
+        from dcpbench import report as reports  # noqa: PLC0415
 
         folder = prepared.folder
         executor = campaign.TorchrunExecutor(display, os.environ, prepared.cpu, interrupts)
@@ -61,7 +62,7 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
         display.phase("analysing")
         try:
             result = analysis.analyze_run(path)
-            analysis.write_analysis(result, folder.analysis)
+            reports.write(result, folder.analysis)
             provenance.write(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
         except DcpbenchError as error:
             raise (failure or error) from None
@@ -118,11 +119,12 @@ def analyze_run(
 ) -> int:
     """Recompute the analysis of a run folder; without `analyze_only` refresh the manifest's results."""
     from dcpbench import analysis  # noqa: PLC0415
+    from dcpbench import report as reports  # noqa: PLC0415
 
     folder = runfolder.existing(path)
     stored = config.load(folder.spec, environ={}).spec.tolerances
     result = analysis.analyze_run(path, tolerances=_merged(stored, tolerances), warmup=warmup)
-    analysis.write_analysis(result, folder.analysis)
+    reports.write(result, folder.analysis)
     if not analyze_only:
         provenance.refresh_results(path, _statistics(result))
     _show(result, as_json)
@@ -143,6 +145,7 @@ def analyze_logs(
 ) -> int:
     """Compare console logs made anywhere; files are written only where `out` says."""
     from dcpbench import analysis  # noqa: PLC0415
+    from dcpbench import report as reports  # noqa: PLC0415
 
     result = analysis.analyze_logs(
         baseline,
@@ -154,7 +157,7 @@ def analyze_logs(
         tolerances=_merged(Tolerances(), tolerances),
     )
     if out is not None:
-        analysis.write_analysis(result, out)
+        reports.write(result, out)
     _show(result, as_json)
     return result.verdict.exit_code
 
@@ -210,10 +213,11 @@ def _inspect(spec: Spec, gpus: GpuSurvey) -> PreflightReport:
 def show_report(path: Path, *, as_json: bool) -> int:
     """Write the report files of a finished run again, from its stored records, and show the report."""
     from dcpbench import analysis  # noqa: PLC0415
+    from dcpbench import report as reports  # noqa: PLC0415
 
     folder = runfolder.existing(path)
     result = analysis.analyze_run(path)
-    for file in analysis.write_analysis(result, folder.analysis):
+    for file in reports.write(result, folder.analysis):
         sys.stderr.write(f"dcpbench: wrote {file}\n")
     _show(result, as_json)
     return ExitCode.PASSED

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcpbench.errors import LogError
 from dcpbench.redact import redact
 from dcpbench.report import aligned_parquet, csv_table, markdown, statistics_json
+from dcpbench.runfolder import write_bytes
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -23,3 +26,25 @@ FILES: dict[str, Callable[[Analysis], bytes | None]] = {
     "summary.csv": _text(csv_table.write),
 }
 """File of the `analysis/` folder -> its writer; None means that this analysis has no such file."""
+
+
+def write(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
+    """Writes every file of `FILES`, each whole or not at all; returns their paths.
+
+    A file that this analysis does not have (no aligned data when there are faults) is removed, so
+    that nothing of an earlier analysis stands beside it.
+
+    Raises:
+        LogError: the folder cannot be written.
+    """
+    contents = {name: write(analysis) for name, write in FILES.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            if content is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                write_bytes(folder / name, content)
+    except OSError as error:
+        raise LogError(f"the analysis cannot be written to {folder}: {error.strerror}") from None
+    return tuple(folder / name for name, content in contents.items() if content is not None)

@@ -10,8 +10,8 @@ import pytest
 from log_lines import megatron, megatron_log, run_folder, spec, write
 from rich.console import Console
 
-from dcpbench import redact
-from dcpbench.analysis import Analysis, analyze_logs, analyze_run, write_analysis
+from dcpbench import redact, report
+from dcpbench.analysis import Analysis, analyze_logs, analyze_run
 from dcpbench.errors import ExitCode, LogError, UsageError
 from dcpbench.faults import Fault
 from dcpbench.report import FILES, console
@@ -120,7 +120,7 @@ def test_statistics_json_keeps_its_contract(tmp_path: Path) -> None:
 def test_a58_nan_written_as_json(tmp_path: Path, value: float) -> None:
     folder = run_folder(tmp_path, ONE_PAIR, changes={"01-dcp": {3: {"loss": value, "grad_norm": value}}})
     analysis = analyze_run(folder)
-    write_analysis(analysis, folder / "analysis")
+    report.write(analysis, folder / "analysis")
     for file in folder.rglob("*.json*"):
         for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
             strict(line)
@@ -283,19 +283,19 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
 
 def test_rebuilt_with_the_same_bytes(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, ONE_PAIR)
-    paths = write_analysis(analyze_run(folder), folder / "analysis")
+    paths = report.write(analyze_run(folder), folder / "analysis")
     assert {path.name for path in paths} == {"aligned.parquet", "statistics.json", "report.md", "summary.csv"}
     first = {path: path.read_bytes() for path in paths}
     shutil.rmtree(folder / "analysis")
-    write_analysis(analyze_run(folder), folder / "analysis")
+    report.write(analyze_run(folder), folder / "analysis")
     assert {path: path.read_bytes() for path in (folder / "analysis").iterdir()} == first
 
 
 def test_a_failing_analysis_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "good", ONE_PAIR)
-    write_analysis(analyze_run(folder), folder / "analysis")
+    report.write(analyze_run(folder), folder / "analysis")
     broken = run_folder(tmp_path / "bad", ONE_PAIR, changes={"01-dcp": {2: {"loss": None}}})
-    write_analysis(analyze_run(broken), folder / "analysis")
+    report.write(analyze_run(broken), folder / "analysis")
     assert {path.name for path in (folder / "analysis").iterdir()} == {"statistics.json", "report.md", "summary.csv"}
 
 
@@ -303,12 +303,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     analysis = analyze_run(run_folder(tmp_path / "run", ONE_PAIR))
     (tmp_path / "file").write_text("")
     with pytest.raises(LogError, match="cannot be written"):
-        write_analysis(analysis, tmp_path / "file")
+        report.write(analysis, tmp_path / "file")
 
 
 def test_aligned_parquet_holds_every_iteration(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, ONE_PAIR, changes={name: {3: {"grad_norm": None}} for name in ONE_PAIR})
-    write_analysis(analyze_run(folder), folder / "analysis")
+    report.write(analyze_run(folder), folder / "analysis")
     table = pq.read_table(folder / "analysis" / "aligned.parquet")
     assert table.num_rows == 12
     assert table["launch"].to_pylist() == ["01-baseline"] * 6 + ["01-dcp"] * 6
