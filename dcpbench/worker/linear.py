@@ -21,6 +21,11 @@ def main_grad_of(parameter: Tensor | None) -> Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
+def kernels_serve(x: Tensor) -> bool:
+    """Whether the Triton kernels of `kernels/` are used for this tensor."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
 @functools.cache
 def products_accumulate(device: torch.device, narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether `addmm` multiplies in `narrow` and adds to `wide` on this device, without rounding in between."""
@@ -53,27 +58,48 @@ def add_bias_gradient(total: Tensor | None, grad: Tensor) -> None:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, bias_grad: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.weight_grad, ctx.bias_grad = main_grad_of(weight), main_grad_of(bias)
+        ctx.weight_grad, ctx.bias_grad = main_grad_of(weight), bias_grad
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         add_product(ctx.weight_grad, grad, x)
         add_bias_gradient(ctx.bias_grad, grad)
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None
+        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class Linear(nn.Linear):
-    """x (rows, in) -> x @ weight.T + bias (rows, out)."""
+    """x (rows, in) -> x @ weight.T + bias (rows, out).
+
+    Args:
+        inputs: columns of x.
+        outputs: columns of the result.
+        bias: whether there is one.
+        sums_bias: whether the backward sums the gradient of the bias; if not, on CUDA the user of the result does,
+            while it passes over that gradient (see `fused.py`).
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, sums_bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.sums_bias = sums_bias
 
     def forward(self, input: Tensor) -> Tensor:
         """See the class."""
         if main_grad_of(self.weight) is None:
             return F.linear(input, self.weight, self.bias)
-        return _Linear.apply(input, self.weight, self.bias)
+        return _Linear.apply(input, self.weight, self.bias, self.bias_grad(input))
+
+    def bias_grad(self, input: Tensor) -> Tensor | None:
+        """Where this layer's own backward adds the gradient of its bias, if it is the one to do so."""
+        return main_grad_of(self.bias) if self.sums_bias or not kernels_serve(input) else None
+
+    @property
+    def bias_for_user(self) -> Tensor | None:
+        """The bias, where the user of the result is to sum its gradient."""
+        return None if self.sums_bias else self.bias
 
 
 class _Embedding(torch.autograd.Function):

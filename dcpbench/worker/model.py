@@ -10,34 +10,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcpbench import spec
 from dcpbench.dcp.attention.backend import Attention
 from dcpbench.spec import Recompute
-from dcpbench.worker.linear import Embedding, Linear
+from dcpbench.worker.fused import Rope, add_norm, gelu, heads_of, swiglu
+from dcpbench.worker.linear import Embedding, Linear, kernels_serve
 from dcpbench.worker.loss import linear_cross_entropy
 from dcpbench.worker.recompute import linear_of, recomputed
 
-
-class Rope:
-    """Rotary position angles of the rows of one microbatch, made once for all layers."""
-
-    def __init__(self, positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> None:
-        # Angles in float64: at position 10^5 a float32 product is already wrong in the fourth digit.
-        exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
-        angles = positions.to(torch.float64)[:, None] * theta**-exponents
-        self.cos = angles.cos().to(dtype)[:, None, :]
-        self.sin = angles.sin().to(dtype)[:, None, :]
-
-    def __call__(self, x_thd: Tensor) -> Tensor:
-        """Rotates x (rows, heads, dim), pairing dimension i with i + dim/2."""
-        first, second = x_thd.chunk(2, dim=-1)
-        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+Norm = nn.LayerNorm | nn.RMSNorm
 
 
 class Block(nn.Module):
@@ -48,43 +35,57 @@ class Block(nn.Module):
         modern = model.flavour == "modern"
         self.recompute = recompute
         self.heads, self.kv_heads, self.dim = model.attention_heads, model.kv, model.dim
-        self.activation = swiglu if modern else gelu
+        self.gated = modern
         width, bias = model.hidden_size, not modern
+        # The branches' biases get their gradient where the branches are added; selective recomputation splits that.
+        sums = recompute == "selective"
         self.attention_norm = _norm(model)
-        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias=bias)
-        self.attention_out = Linear(self.heads * self.dim, width, bias=bias)
+        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias, sums_bias=False)
+        self.attention_out = Linear(self.heads * self.dim, width, bias, sums_bias=sums)
         self.ffn_norm = _norm(model)
-        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if modern else 1), bias=bias)
-        self.ffn_out = Linear(model.ffn_hidden_size, width, bias=bias)
+        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if modern else 1), bias, sums_bias=False)
+        self.ffn_out = Linear(model.ffn_hidden_size, width, bias, sums_bias=sums)
 
-    def forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
-        """x (rows, width) -> (rows, width)."""
+    def forward(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None, rope: Rope | None, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """(stream, branch) -> (stream, branch), all (rows, width): the branch is still to be added to the stream.
+
+        `branch_bias` is the bias of the layer that made the branch, if it leaves the gradient to the adding.
+        """
         if self.recompute == "full":
-            return recomputed(lambda x: self._forward(x, rope, attention), x)
-        return self._forward(x, rope, attention)
+            x, branch = recomputed(lambda x, branch: self._forward(x, branch, branch_bias, rope, attention), x, branch)
+            return x, branch
+        return self._forward(x, branch, branch_bias, rope, attention)
 
-    def _forward(self, x: Tensor, rope: Rope | None, attention: Attention) -> Tensor:
-        qkv_thd = self._linear(self.qkv, self.attention_norm, x).view(len(x), -1, self.dim)
-        q_thd, k_thd, v_thd = qkv_thd.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if rope is not None:
-            q_thd, k_thd = rope(q_thd), rope(k_thd)
-        x = x + self.attention_out(attention(q_thd, k_thd, v_thd).flatten(1))
-        inner = self._linear(self.ffn_in, self.ffn_norm, x)
-        return x + self._linear(self.ffn_out, self.activation, inner)
+    def _forward(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None, rope: Rope | None, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        x, qkv = self._after_norm(x, branch, branch_bias, self.attention_norm, self.qkv)
+        q_thd, k_thd, v_thd = heads_of(qkv, self.heads, self.kv_heads, rope, self.qkv.bias_for_user)
+        branch = self.attention_out(attention(q_thd, k_thd, v_thd).flatten(1))
+        x, inner = self._after_norm(x, branch, self.attention_out.bias_for_user, self.ffn_norm, self.ffn_in)
+        if self.recompute == "selective":
+            return x, linear_of(self.ffn_out, self._activation, inner)
+        return x, self.ffn_out(self._activation(inner))
 
-    def _linear(self, linear: Linear, before: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return linear_of(linear, before, x) if self.recompute == "selective" else linear(before(x))
+    def _after_norm(
+        self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None, norm: Norm, linear: Linear
+    ) -> tuple[Tensor, Tensor]:
+        """(x + branch, linear(norm(x + branch)))."""
+        if self.recompute == "selective":
+            x = x if branch is None else x + branch
+            return x, linear_of(linear, lambda x: add_norm(x, None, norm)[1], x)
+        x, normed = add_norm(x, branch, norm, branch_bias)
+        return x, linear(normed)
 
+    @property
+    def bias_for_user(self) -> Tensor | None:
+        """The bias of the layer that makes this block's branch, if it leaves the gradient to the adding."""
+        return self.ffn_out.bias_for_user
 
-def swiglu(inner: Tensor) -> Tensor:
-    """inner (rows, 2 x width), gate first -> (rows, width)."""
-    gate, up = inner.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def gelu(inner: Tensor) -> Tensor:
-    """GELU, tanh form."""
-    return F.gelu(inner, approximate="tanh")
+    def _activation(self, inner: Tensor) -> Tensor:
+        return swiglu(inner) if self.gated else gelu(inner, self.ffn_in.bias_for_user)
 
 
 class GPT(nn.Module):
@@ -117,16 +118,22 @@ class GPT(nn.Module):
         x = self.embedding(tokens)
         rope = None
         if self.position_embedding is None:
-            rope = Rope(positions, self.config.dim, self.config.rope_theta, x.dtype)
+            dtype = torch.float32 if kernels_serve(x) else x.dtype
+            rope = Rope(positions, self.config.dim, self.config.rope_theta, dtype)
         else:
             # Padding may lie behind the last learned position; what it holds reaches no real row.
             x = x + self.position_embedding(positions.clamp(max=self.position_embedding.num_embeddings - 1))
-        for number, block in enumerate(self.blocks):
+        branch: Tensor | None = None
+        branch_bias: Tensor | None = None
+        for number, block in enumerate(cast(Iterable[Block], self.blocks)):
             if finished is not None:
-                # The gradient of a block's input exists once all its matrices have been multiplied with.
-                x.register_hook(functools.partial(_tell, finished, f"blocks.{number}"))
-            x = block(x, rope, attention)
-        loss_sum = linear_cross_entropy(self.final_norm(x), self.output.weight, labels)
+                # What enters a block last has its gradient once all its matrices have been multiplied with.
+                entry = x if branch is None else branch
+                entry.register_hook(functools.partial(_tell, finished, f"blocks.{number}"))
+            x, branch = block(x, branch, branch_bias, rope, attention)
+            branch_bias = block.bias_for_user
+        _, normed = add_norm(x, branch, self.final_norm, branch_bias)
+        loss_sum = linear_cross_entropy(normed, self.output.weight, labels)
         if finished is not None and self.output is not self.embedding:
             finished("output")
         return loss_sum
@@ -136,7 +143,7 @@ def _tell(finished: Callable[[str], None], segment: str, grad: Tensor) -> None:
     finished(segment)
 
 
-def _norm(model: spec.Model) -> nn.Module:
+def _norm(model: spec.Model) -> Norm:
     if model.flavour == "modern":
         return nn.RMSNorm(model.hidden_size, eps=model.norm_eps)
     return nn.LayerNorm(model.hidden_size, eps=model.norm_eps)

@@ -21,34 +21,34 @@ from dcpbench.worker.linear import Linear, add_bias_gradient, add_product, main_
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
         ctx.run = run
-        ctx.save_for_backward(x)
-        return run(x)  # no graph is recorded inside a function
+        ctx.save_for_backward(*inputs)
+        return run(*inputs)  # no graph is recorded inside a function
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            out = ctx.run(x)
-        torch.autograd.backward(out, grad)
-        return x.grad, None
+            outputs = ctx.run(*inputs)
+        torch.autograd.backward(outputs, grads)
+        return None, *(None if x is None else x.grad for x in inputs)
 
 
-def recomputed(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """run(x), of which only `x` is kept for the backward. `run` must give the same result twice."""
+def recomputed(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """run(*inputs), of which only the inputs are kept for the backward. `run` must give the same result twice."""
     if not torch.is_grad_enabled():
-        return run(x)
-    return _Recomputed.apply(x, run)
+        return run(*inputs)
+    result: tuple[Tensor, ...] = _Recomputed.apply(run, *inputs)
+    return result
 
 
 class _LinearOf(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.run, ctx.weight_grad, ctx.bias_grad = run, main_grad_of(weight), main_grad_of(bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor], linear: Linear) -> Tensor:
+        ctx.run, ctx.weight_grad, ctx.bias_grad = run, main_grad_of(weight), linear.bias_grad(x)
         ctx.save_for_backward(x, weight)
-        return F.linear(run(x), weight, bias)
+        return F.linear(run(x), weight, linear.bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
@@ -66,4 +66,4 @@ def linear_of(linear: Linear, run: Callable[[Tensor], Tensor], x: Tensor) -> Ten
     """linear(run(x)), keeping `x` but not run(x)."""
     if not torch.is_grad_enabled() or main_grad_of(linear.weight) is None:
         return linear(run(x))
-    return _LinearOf.apply(x, run, linear.weight, linear.bias)
+    return _LinearOf.apply(x, linear.weight, run, linear)

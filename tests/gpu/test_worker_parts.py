@@ -34,7 +34,7 @@ def test_products_are_added_in_float32_by_one_kernel() -> None:
 
 def test_weight_gradients_of_many_microbatches_lose_nothing() -> None:
     torch.manual_seed(0)
-    linear = Linear(256, 512, bias=True, device=cuda(), dtype=torch.bfloat16)
+    linear = Linear(256, 512).to(cuda(), torch.bfloat16)
     linear.weight.main_grad = torch.zeros(512, 256, device=cuda())
     linear.bias.main_grad = torch.zeros(512, device=cuda())
     weight, bias = torch.zeros(512, 256, dtype=torch.float64), torch.zeros(512, dtype=torch.float64)

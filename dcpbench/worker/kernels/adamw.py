@@ -15,7 +15,7 @@ _WARPS = 8
 
 
 @triton.jit
-def _adamw(  # type: ignore[no-untyped-def]
+def _adamw(
     weight, grad, first, second, compute, scale, count, step, decay, rest1, rest2, correction, eps,
     PUBLISH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

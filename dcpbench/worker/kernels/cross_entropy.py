@@ -16,7 +16,7 @@ WARPS = 16
 
 
 @triton.jit
-def _cross_entropy(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cross_entropy(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     # rows x vocabulary may exceed 2^31 elements: rows are numbered in 64 bits.
     row = tl.program_id(0).to(tl.int64)
     here = logits + row * stride

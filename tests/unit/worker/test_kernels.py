@@ -16,10 +16,17 @@ pytest.importorskip("triton")
 if DEVICE.type == "cpu" and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
     pytest.skip("Triton's interpreter needs NumPy below 2.4", allow_module_level=True)
 
-from dcpbench.worker.kernels import adamw, cross_entropy  # noqa: E402
+from dcpbench import spec  # noqa: E402
+from dcpbench.dcp.attention.reference import packed_attention  # noqa: E402
+from dcpbench.worker import fused, linear, model  # noqa: E402
+from dcpbench.worker.fused import Rope  # noqa: E402
+from dcpbench.worker.kernels import activation, adamw, cross_entropy, norm, rope  # noqa: E402
 from dcpbench.worker.loss import losses_and_gradient  # noqa: E402
+from dcpbench.worker.model import GPT, initialise  # noqa: E402
+from dcpbench.worker.parameters import FlatParameters  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the interpreter's own
+# The interpreter's own: what a GPU does in silence, NumPy remarks on.
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{name}") for name in ("DeprecationWarning", "RuntimeWarning")]
 
 
 @pytest.mark.parametrize("count", [1, 64, 5000])
@@ -110,3 +117,147 @@ def test_a_label_outside_the_vocabulary_gives_a_nan_loss() -> None:
     labels = torch.tensor([0, 11, -7], device=DEVICE)
     cross_entropy.replace_by_gradient(torch.randn(3, 11, device=DEVICE), labels, losses, -100)
     assert losses.isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 0])
+@pytest.mark.parametrize("width", [64, 100])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("branched", [True, False])
+def test_norms_are_torchs(rows: int, width: int, centred: bool, branched: bool) -> None:
+    torch.manual_seed(3)
+    leaves = [torch.randn(rows, width, dtype=torch.float64, device=DEVICE) for _ in range(2)]
+    x, branch = (leaf.float().double().requires_grad_() for leaf in leaves)
+    weight, bias = torch.randn(2, width, dtype=torch.float64, device=DEVICE)
+    weight.requires_grad_()
+    bias.requires_grad_()
+    total = x + branch if branched else x
+    shape = (width,)
+    if centred:
+        normed = torch.nn.functional.layer_norm(total, shape, weight, bias, 1e-5)
+    else:
+        normed = torch.nn.functional.rms_norm(total, shape, weight, 1e-5)
+    grad_normed, grad_total = torch.randn(2, rows, width, dtype=torch.float64, device=DEVICE)
+    ((normed * grad_normed).sum() + (total * grad_total).sum()).backward()
+
+    got_total, got, means, scales = norm.add_norm(
+        x.detach().float(), branch.detach().float() if branched else None, weight.detach().float(),
+        bias.detach().float() if centred else None, 1e-5, centred,
+    )  # fmt: skip
+    torch.testing.assert_close(got_total.double(), total.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got.double(), normed.detach(), rtol=1e-5, atol=1e-5)
+    totals = [torch.ones(width, device=DEVICE) for _ in range(3)]
+    grad = norm.add_norm_backward(
+        grad_normed.float(), grad_total.float(), (got_total, means, scales), weight.detach().float(), centred,
+        totals[0], totals[1] if centred else None, totals[2] if branched else None,
+    )  # fmt: skip
+    torch.testing.assert_close(grad.double(), x.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(totals[0].double() - 1, weight.grad, rtol=1e-4, atol=1e-5)
+    if centred:
+        torch.testing.assert_close(totals[1].double() - 1, bias.grad, rtol=1e-4, atol=1e-5)
+    if branched:
+        torch.testing.assert_close(totals[2].double() - 1, branch.grad.sum(0), rtol=1e-4, atol=1e-4)
+    alone = norm.add_norm_backward(
+        grad_normed.float(), None, (got_total, means, scales), weight.detach().float(), centred, totals[0], None, None
+    )
+    torch.testing.assert_close(alone.double(), x.grad - grad_total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (37, 1030), (0, 8)])
+def test_gelu_is_torchs(rows: int, width: int) -> None:
+    torch.manual_seed(4)
+    x = 3 * torch.randn(rows, width, device=DEVICE)
+    exact = x.double().requires_grad_()
+    grad_out = torch.randn(rows, width, device=DEVICE)
+    expected = torch.nn.functional.gelu(exact, approximate="tanh")
+    expected.backward(grad_out.double())
+    torch.testing.assert_close(activation.gelu(x).double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    bias = torch.ones(width, device=DEVICE)
+    got = activation.gelu_backward(grad_out, x, bias)
+    torch.testing.assert_close(got.double(), exact.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bias.double() - 1, exact.grad.sum(0), rtol=1e-4, atol=1e-4)
+    assert torch.equal(activation.gelu_backward(grad_out, x, None), got)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 1030), (0, 8)])
+def test_swiglu_is_torchs(rows: int, width: int) -> None:
+    torch.manual_seed(5)
+    x = 3 * torch.randn(rows, 2 * width, device=DEVICE)
+    exact = x.double().requires_grad_()
+    gate, up = exact.chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    grad_out = torch.randn(rows, width, device=DEVICE)
+    expected.backward(grad_out.double())
+    torch.testing.assert_close(activation.swiglu(x).double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(activation.swiglu_backward(grad_out, x).double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "rotated"), [(8, True), (12, True), (7, False), (8, False)])
+@pytest.mark.parametrize("rows", [1, 19, 0])
+def test_rope_and_joining_are_those_of_the_model(rows: int, dim: int, rotated: bool) -> None:
+    torch.manual_seed(6)
+    heads, kv_heads = 4, 2
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim, device=DEVICE)
+    exact = qkv.double().requires_grad_()
+    q, k, v = exact.split((heads, kv_heads, kv_heads), dim=1)
+    angles = None
+    if rotated:
+        turn = Rope(torch.arange(rows, device=DEVICE) * 3, dim, 100.0, torch.float64)
+        q, k = turn(q), turn(k)
+        angles = turn.cos.float(), turn.sin.float()
+        rope.rotate(qkv, heads + kv_heads, *angles)
+    torch.testing.assert_close(qkv.double(), torch.cat((q, k, v), 1).detach(), rtol=1e-5, atol=1e-5)
+    grad_q = torch.randn(rows, heads, dim, device=DEVICE)
+    # Gradients of keys and values as attention makes them: side by side in one tensor.
+    grad_kv = torch.randn(rows, 2, kv_heads, dim, device=DEVICE)
+    torch.autograd.backward((q, k, v), (grad_q.double(), grad_kv[:, 0].double(), grad_kv[:, 1].double()))
+    bias = torch.ones(qkv.shape[1] * dim, device=DEVICE)
+    got = rope.join(grad_q, grad_kv[:, 0], grad_kv[:, 1], angles, bias)
+    torch.testing.assert_close(got.double(), exact.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bias.double() - 1, exact.grad.sum(0).flatten(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(rope.join(grad_q, grad_kv[:, 0], grad_kv[:, 1], angles, None), got)
+
+
+LENGTHS = [5, 1, 13]
+
+
+class Reference:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return packed_attention(q, k, v, LENGTHS, LENGTHS)
+
+    def finish(self) -> None: ...
+
+
+def gradients(flavour: str, recompute: str, dtype: torch.dtype) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients, by parameter, of two microbatches."""
+    config = spec.Model(
+        flavour=flavour, layers=2, hidden_size=32, ffn_hidden_size=24, attention_heads=4,
+        kv_heads=2, vocab_size=29, init_std=0.3,
+    )  # fmt: skip
+    with torch.device("meta"):
+        gpt = GPT(config, 20, recompute)
+    flat = FlatParameters(gpt, dtype, DEVICE, dtype)
+    flat.fill(lambda weights: initialise(weights, config, 3))
+    tokens, labels = torch.randint(0, 29, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    positions = torch.cat([torch.arange(n) for n in LENGTHS]).to(DEVICE)
+    total = 0.0
+    for _ in range(2):
+        loss = gpt(tokens, labels, positions, Reference())
+        loss.backward()
+        total += loss.item()
+    return total, {name: flat.grad[part] for name, part in flat.slices.items()}
+
+
+@pytest.mark.parametrize("flavour", ["classic", "modern"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_model_of_kernels_has_the_gradients_of_one_without(
+    flavour: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_loss, expected = gradients(flavour, "none", torch.float64)
+    for module in (fused, linear, model):
+        monkeypatch.setattr(module, "kernels_serve", lambda x: x.dtype == torch.float32)
+    loss, got = gradients(flavour, recompute, torch.float32)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert got.keys() == expected.keys()
+    for name, grad in got.items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(grad.double(), expected[name], rtol=1e-3, atol=1e-5 * scale, msg=name)

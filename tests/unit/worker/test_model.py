@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dcpbench import spec
-from dcpbench.worker.model import GPT, Rope, flops, initialise
+from dcpbench.worker.fused import Rope
+from dcpbench.worker.model import GPT, flops, initialise
 from dcpbench.worker.parameters import FlatParameters
 
 CPU = torch.device("cpu")

@@ -85,7 +85,7 @@ def test_only_the_input_is_kept() -> None:
 
     x = torch.randn(10, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = recomputed(lambda x: (x.exp() * x.sin()).sum(), x)
+        (y,) = recomputed(lambda x: ((x.exp() * x.sin()).sum(),), x)
     assert kept == [10]
     y.backward()
     torch.testing.assert_close(x.grad, (x.exp() * (x.sin() + x.cos())).detach())
