@@ -72,7 +72,12 @@ def losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor) -> None:
         from dcpbench.worker.kernels import cross_entropy  # noqa: PLC0415 - Triton exists only beside CUDA
 
         cross_entropy.replace_by_gradient(logits, labels, losses, IGNORE_INDEX)
-        return
+    else:
+        plain_losses_and_gradient(logits, labels, losses)
+
+
+def plain_losses_and_gradient(logits: Tensor, labels: Tensor, losses: Tensor) -> None:
+    """The same by torch, which makes a copy of the logits in the type of `losses`."""
     counted = labels != IGNORE_INDEX
     target = labels.where(counted, 0)[:, None]
     exact = logits.to(losses.dtype)
