@@ -110,6 +110,10 @@ def environment(environ: Mapping[str, str], launch: Launch, *, cpu: bool, cores:
     }
     ranks = launch.spec.topology.gpus_per_node
     passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks) if cpu else 1))
+    if not cpu and not passed.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}:
+        # Microbatches differ in shape: fixed segments would have the allocator ask the driver for new
+        # ones, and wait for it, far into a run.
+        passed["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     passed["PYTHONUNBUFFERED"] = "1"
     # A file that happens to lie in the current folder must not shadow a module.
     passed["PYTHONSAFEPATH"] = "1"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dcpbench.dcp.attention import backend
+from dcpbench.dcp.attention import backend, cudnn
 from dcpbench.dcp.attention.reference import causal_attention
 from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.packing import attention_layout, offsets_of, ranges, segments_of
@@ -63,6 +63,8 @@ def run(name: str, case: str, size: int, groups: RuntimeGroups, device: torch.de
     unit = 2 * size if size > 1 else 1
     padded = -(-lengths // unit) * unit
     kernel = name.rpartition("/")[2]
+    if kernel == "cudnn" and max(lengths) > cudnn.LONGEST:
+        return None
     if (dim == 256 and kernel != "flash") or (name.startswith("te") and case in ("thousands", "beyond 2^17 tokens")):
         return None
     chosen = backend.create(

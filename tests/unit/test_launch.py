@@ -326,6 +326,10 @@ def test_threads_per_rank(tmp_path: Path) -> None:
     launch = a_launch(tmp_path, ranks=4)
     assert environment({}, launch, cpu=True, cores=2)["OMP_NUM_THREADS"] == "1"
     assert environment({}, launch, cpu=False, cores=64)["OMP_NUM_THREADS"] == "1"
+    assert environment({}, launch, cpu=False, cores=64)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in environment({}, launch, cpu=True, cores=64)
+    own = environment({"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}, launch, cpu=False, cores=64)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in own
     assert environment({"OMP_NUM_THREADS": "3"}, launch, cpu=True, cores=64)["OMP_NUM_THREADS"] == "3"
 
 

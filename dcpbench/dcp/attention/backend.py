@@ -94,8 +94,19 @@ class GatheredBackend:
         self.name = f"{transport.name}/{'+'.join(kernel.name for kernel in kernels)}"
 
     def kernel_for(self, layout: AttentionLayout) -> Kernel:
-        """The kernel of a microbatch: the last of the list for long key ranges, else the first."""
-        return self._kernels[-1 if layout.keys_per_query >= LONG_KEYS_PER_QUERY else 0]
+        """The kernel of a microbatch: the last of the list for long key ranges, else the first.
+
+        Raises:
+            PreflightError: the only kernel there is does not serve key ranges as long as these.
+        """
+        long = layout.keys_per_query >= LONG_KEYS_PER_QUERY
+        kernel = self._kernels[-1 if long and _serves(self._kernels[-1], layout) else 0]
+        if not _serves(kernel, layout):
+            raise PreflightError(
+                f"cases.attention cudnn serves sequences of up to {cudnn.LONGEST} tokens; the longest here has "
+                f"{int(layout.lengths.max())}; choose flash or auto"
+            )
+        return kernel
 
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> Attention:
         """The attention of one microbatch of this rank."""
@@ -118,7 +129,12 @@ class GatheredBackend:
                 kernel.warm(layout, sizes.heads, sizes.kv_heads, sizes.dim, self._dtype, overlapped)
 
     def _overlaps(self, layout: AttentionLayout) -> bool:
-        return self._overlap is not None and layout.size > 1 and int(layout.lengths.max()) >= OVERLAP_LENGTH
+        longest = int(layout.lengths.max())
+        return self._overlap is not None and layout.size > 1 and OVERLAP_LENGTH <= longest <= cudnn.LONGEST
+
+
+def _serves(kernel: Kernel, layout: AttentionLayout) -> bool:
+    return kernel.name != "cudnn" or int(layout.lengths.max()) <= cudnn.LONGEST
 
 
 def create(

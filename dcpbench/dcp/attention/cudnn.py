@@ -13,6 +13,7 @@ rows before it without a mask, and the square of its own rows with the plain cau
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ from dcpbench.dcp.packing import AttentionLayout, Ints, offsets_of
 
 HEAD_DIMS = (64, 128)
 """Head sizes for which forward and backward are fused on Hopper."""
+
+
+LONGEST = 65_536
+"""Beyond this length the backward is no longer fused: it asks for a workspace of all scores."""
 
 
 def usable(dtype: torch.dtype, head_dim: int) -> bool:
@@ -123,6 +128,8 @@ class CudnnKernel:
         self._cudnn = module
         self._handle = module.create_handle()
         self._stream: int | None = None
+        # Newer frontends take buffers and their identifiers as two tuples, which costs the host less than a dict.
+        self._ordered = "tensor_uids" in inspect.signature(module.pygraph.execute).parameters
         self._deterministic = deterministic
         self._graphs: dict[tuple[str, graphs.Shape, int], tuple[Any, int]] = {}
 
@@ -257,7 +264,11 @@ class CudnnKernel:
             self._cudnn.set_stream(handle=self._handle, stream=stream)
             self._stream = stream
         workspace = torch.empty(call.workspace_bytes, dtype=torch.uint8, device=tensors[graphs.Q].device)
-        call.graph.execute(call.tables | tensors, workspace, handle=self._handle)
+        if self._ordered:
+            buffers = (*call.tables.values(), *tensors.values())
+            call.graph.execute(buffers, workspace, handle=self._handle, tensor_uids=(*call.tables, *tensors))
+        else:
+            call.graph.execute(call.tables | tensors, workspace, handle=self._handle)
 
 
 def aligned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

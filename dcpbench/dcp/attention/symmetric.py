@@ -39,9 +39,10 @@ def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     tl.store(target + WIDTH, tl.load(v + row * v_stride + columns, mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    # Row r of the result is row origins[r] of all ranks' rows, one rank after the other.
+    # Row r of the result is row origins[r] of all ranks' rows, one rank after the other. `rows` differs
+    # between microbatches; specialised, the kernel would be compiled again in the middle of a run.
     row = tl.program_id(0).to(tl.int64)
     origin = tl.load(origins + row)
     source = tl.load(peers + origin // rows).to(tl.pointer_type(out.dtype.element_ty))

@@ -24,7 +24,7 @@ def _gelu_parts(x):
     return s, slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gelu(x, out, count, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count
@@ -33,7 +33,7 @@ def _gelu(x, out, count, BLOCK: tl.constexpr):
     tl.store(out + offsets, (value * s).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "strips"])
 def _gelu_backward(
     grad_out, x, grad, parts, rows, width, strips, BIAS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):

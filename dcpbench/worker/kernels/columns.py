@@ -14,7 +14,7 @@ _BLOCK = 64
 _ROWS = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_columns(parts, first, second, third, rows, width, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     # parts (targets, rows, width); target t += the sum of parts[t] over its rows.
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -45,7 +45,7 @@ def _add_norm(
     tl.store(normed + here, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def _add_norm_backward(
     grad_normed, grad_total, total, weight, means, scales, grad, parts, rows, width, programs,
     ADDED: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, BRANCH: tl.constexpr, BLOCK: tl.constexpr,
