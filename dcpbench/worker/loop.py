@@ -78,7 +78,7 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
 
         # The step ends when the device has finished it, not when the host has queued it.
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream().synchronize()
         seconds = time.perf_counter() - start
         trainer.profiler.stop(iteration, batch.scheduling_seconds)
 

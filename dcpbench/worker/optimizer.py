@@ -30,6 +30,7 @@ class Optimizer:
     def __init__(self, flat: FlatParameters, training: Training) -> None:
         self._flat, self._training = flat, training
         self._steps = 0
+        self._foreign = flat.foreign_gradients
         self._fused = flat.grad.is_cuda
         if self._fused:
             self._moments = [(torch.zeros_like(p.weight), torch.zeros_like(p.weight)) for p in flat.pieces]
@@ -50,18 +51,19 @@ class Optimizer:
         if training.clip_grad > 0:
             scale = scale * (training.clip_grad / (norm + 1e-6)).clamp(max=1.0)
         self._steps += 1
-        if self._fused:
-            self._update_fused(scale, lr)
-        else:
-            for piece in flat.pieces:
-                piece.grad.mul_(scale)
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
-            self._adamw.step()
-            flat.publish()
-        if flat.shards > 1 or not self._fused:
-            flat.grad.zero_()
-        flat.collect()
+        works = []
+        if not self._fused:
+            self._update_by_torch(scale, lr)
+        for number in range(len(flat.pieces)):
+            if self._fused:
+                self._update_by_kernel(number, scale, lr)
+            if flat.shards > 1:
+                # Sent while the next piece is updated.
+                works.append(flat.collect(number))
+        if flat.shards > 1:
+            torch._foreach_zero_(self._foreign)
+        for work in works:
+            work.wait()
         return norm
 
     def _norm(self) -> Tensor:
@@ -72,24 +74,34 @@ class Optimizer:
         dist.all_reduce(squares)
         return squares.sqrt()
 
-    def _update_fused(self, scale: Tensor, lr: float) -> None:
+    def _update_by_kernel(self, number: int, scale: Tensor, lr: float) -> None:
         from dcpbench.worker.kernels import adamw  # noqa: PLC0415 - Triton exists only beside CUDA
 
-        training = self._training
-        for piece, (first, second) in zip(self._flat.pieces, self._moments, strict=True):
-            adamw.update(
-                piece.weight,
-                piece.grad,
-                first,
-                second,
-                piece.compute,
-                scale,
-                iteration=self._steps,
-                lr=lr,
-                betas=(training.adam_beta1, training.adam_beta2),
-                eps=training.adam_eps,
-                weight_decay=training.weight_decay if piece.decayed else 0.0,
-            )
+        training, piece = self._training, self._flat.pieces[number]
+        first, second = self._moments[number]
+        adamw.update(
+            piece.weight,
+            piece.grad,
+            first,
+            second,
+            piece.compute,
+            scale,
+            iteration=self._steps,
+            lr=lr,
+            betas=(training.adam_beta1, training.adam_beta2),
+            eps=training.adam_eps,
+            weight_decay=training.weight_decay if piece.decayed else 0.0,
+        )
+
+    def _update_by_torch(self, scale: Tensor, lr: float) -> None:
+        for piece in self._flat.pieces:
+            piece.grad.mul_(scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self._flat.publish()
+        for piece in self._flat.pieces:
+            piece.grad.zero_()
 
 
 def _torch_adamw(flat: FlatParameters, training: Training) -> torch.optim.AdamW:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -175,16 +176,23 @@ class FlatParameters:
             collectives.all_gather(segment.of(whole), piece.weight)
         return self._by_name(whole)
 
-    def collect(self) -> None:
-        """Gathers the compute weights that other ranks have updated; collective, nothing to do without shards."""
-        if self.shards == 1:
-            return
-        works = [
-            collectives.all_gather(segment.of(self.compute), piece.compute, async_op=True)
-            for segment, piece in zip(self.segments, self.pieces, strict=True)
+    def collect(self, number: int) -> Any:
+        """Starts to gather the compute weights of segment `number` from the ranks that updated them; collective.
+
+        The result has `wait`, which makes the current stream wait.
+        """
+        whole = self.segments[number].of(self.compute)
+        return collectives.all_gather(whole, self.pieces[number].compute, async_op=True)
+
+    @property
+    def foreign_gradients(self) -> list[Tensor]:
+        """The parts of the gradient buffer that other ranks' optimizers work on."""
+        return [
+            self.grad[segment.shard(self.shards, shard)]
+            for segment in self.segments
+            for shard in range(self.shards)
+            if shard != self.shard
         ]
-        for work in works:
-            work.wait()
 
     def _by_name(self, flat: Tensor) -> dict[str, Tensor]:
         return {name: flat[part].view(self._shapes[name]) for name, part in self.slices.items()}

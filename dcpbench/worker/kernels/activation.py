@@ -24,10 +24,11 @@ def _gelu_parts(x):
     return s, slope
 
 
-@triton.jit(do_not_specialize=["count"])
-def _gelu(x, out, count, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _gelu(x, out, rows, width, BLOCK: tl.constexpr):
+    # As a product, the number of elements is seen to be a multiple of 16 where the width is: wide loads.
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
+    inside = offsets < rows.to(tl.int64) * width
     value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     s, _ = _gelu_parts(value)
     tl.store(out + offsets, (value * s).to(out.dtype.element_ty), mask=inside)
@@ -83,10 +84,10 @@ def _swiglu_backward(grad_out, x, grad, width, BLOCK: tl.constexpr):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU, tanh form, of a contiguous tensor."""
+    """GELU, tanh form, of x (rows, width), contiguous."""
     out = torch.empty_like(x)
     if x.numel():
-        _gelu[(triton.cdiv(x.numel(), _COLUMNS * _ROWS),)](x, out, x.numel(), BLOCK=_COLUMNS * _ROWS, num_warps=_WARPS)
+        _gelu[(triton.cdiv(x.numel(), _COLUMNS * _ROWS),)](x, out, *x.shape, BLOCK=_COLUMNS * _ROWS, num_warps=_WARPS)
     return out
 
 
