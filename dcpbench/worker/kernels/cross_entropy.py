@@ -15,7 +15,7 @@ BLOCK = 8192
 WARPS = 16
 
 
-# Labels and losses begin anywhere; compiled for an alignment, the kernel would be compiled again in the middle of a run.
+# Labels and losses begin anywhere: compiled for an alignment, it would be compiled again in the middle of a run.
 @triton.jit(do_not_specialize_on_alignment=["labels", "losses"])
 def _cross_entropy(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     # rows x vocabulary may exceed 2^31 elements: rows are numbered in 64 bits.
