@@ -73,6 +73,19 @@ def _memory(case: CaseResult) -> str:
     return NONE if peak is None else f"{peak / 2**20:,.0f} MiB"
 
 
+def _memory_parts(case: CaseResult) -> str:
+    header = case.header
+    sizes = header and (
+        header.parameter_bytes,
+        header.gradient_bytes,
+        header.optimizer_bytes,
+        header.group_memory_bytes,
+    )
+    if not sizes or None in sizes[:3]:
+        return NONE
+    return " + ".join(f"{(size or 0) / 2**20:,.0f}" for size in sizes) + " MiB"
+
+
 _CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
     ("scheduler", _setting("scheduler")),
     ("attention backend", _setting("attention")),
@@ -91,6 +104,7 @@ _CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
     ("microbatches by CP size", _cp_sizes),
     ("scheduling per iteration (ms)", _profile("scheduling_ms", ",.3f")),
     ("peak memory of a rank", _memory),
+    ("of it weights + gradients + optimizer, beside it communicators", _memory_parts),
 )
 
 

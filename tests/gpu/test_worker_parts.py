@@ -182,7 +182,7 @@ def trained(
 
 @pytest.mark.parametrize("flavour", ["classic", "modern"])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)], ids=["float32", "bfloat16"]
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=["float32", "bfloat16"]
 )
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_model_trains_as_on_the_cpu(flavour: str, dtype: torch.dtype, tolerance: float, recompute: str) -> None:
