@@ -161,6 +161,8 @@ def _events(found: profile, cuda: bool) -> tuple[float, list[Event]]:
         name = event.name()
         if _on_host(event) == cuda or name == _MARK or not (cuda or _HOST.match(name)):
             continue
+        if cuda and event.is_user_annotation():
+            continue  # a range on the device's timeline, gaps included, around kernels that are there themselves
         start = (event.start_ns() - origin) * 1e-9
         stream = event.device_resource_id() if cuda else event.start_thread_id()
         events.append(Event(name, start, start + event.duration_ns() * 1e-9, stream))
