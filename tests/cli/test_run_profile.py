@@ -19,6 +19,7 @@ SPEC = {
     "training": {"iterations": 3, "warmup_iterations": 1, "global_batch_size": 4},
     "data": {"kind": "list", "lengths": [40, 9, 100, 17], "tokens": "zipf"},
     "cases": {"max_seqlen_per_dp_cp_rank": 64},
+    "launches": {"pairs": 1},
 }
 
 
@@ -51,7 +52,7 @@ def test_the_report_says_where_the_time_went_and_warns(
     profiled: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, ran = profiled
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode in {0, 3}, ran.stderr  # one pair decides nothing, and need not
     for text in (ran.stdout, (folder / "analysis" / "report.md").read_text()):
         assert "matrix products" in text
         assert "idle: the device waits for the host" in text

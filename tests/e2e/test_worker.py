@@ -49,6 +49,7 @@ def a_spec(flavour: str, training: dict[str, object]) -> Spec:
             },
             "data": {"kind": "list", "lengths": [300, 40, 17, 90, 200, 33, 260], "tokens": "zipf"},
             "cases": {"max_seqlen_per_dp_cp_rank": 120},
+            "launches": {"pairs": 1},
         }
     )
 

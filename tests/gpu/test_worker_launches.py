@@ -52,6 +52,7 @@ def a_spec(dtype: str, training: dict[str, object]) -> Spec:
             },
             "data": {"kind": "list", "lengths": [1900, 40, 17, 900, 1200, 33, 260], "tokens": "zipf"},
             "cases": {"max_seqlen_per_dp_cp_rank": 1000, "attention": TYPES[dtype][0]},
+            "launches": {"pairs": 1},
         }
     )
 
