@@ -1,13 +1,22 @@
-"""What ends a launch for want of memory, and when the next batch is made."""
+"""What a step takes, what ends a launch for want of memory, and when the next batch is made."""
 
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from dcpbench.dcp.workload import BatchPlan, Job
+from dcpbench.records import RunHeader, read
 from dcpbench.spec import Training
-from dcpbench.worker.batches import Prefetcher
-from dcpbench.worker.loop import _lower
+from dcpbench.worker.batches import Prefetcher, RankBatch, StagedBatch, StagedPack
+from dcpbench.worker.emit import Emitter
+from dcpbench.worker.loop import Trainer, _lower, train
 from dcpbench.worker.memory import out_of_memory
 
 RAISED = torch.OutOfMemoryError(
@@ -59,3 +68,47 @@ def test_what_making_a_batch_raises_is_raised_where_it_is_taken() -> None:
     with pytest.raises(ValueError, match="no batch 1"):
         batches.take()
     batches.close()
+
+
+class _Slow(torch.nn.Module):
+    """A model whose every microbatch takes 100 ms."""
+
+    def forward(self, *_: object) -> torch.Tensor:
+        time.sleep(0.1)
+        return torch.zeros((), dtype=torch.float64, requires_grad=True)
+
+
+def test_a56_what_is_timed_is_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One value per iteration, the slowest rank's, from a monotonic clock, and no less than the work takes."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        batch = RankBatch(
+            1, BatchPlan(1, (Job(0, 1, (0,)),)), (Job(0, 1, (0,)),), (), "d", np.array([8]), 7, 7, 0, 0.0, True
+        )
+        attention = SimpleNamespace(finish=lambda: None)
+        pack = StagedPack(torch.zeros(8), torch.zeros(8), torch.zeros(8), attention)  # type: ignore[arg-type]
+        header = RunHeader(case="dcp", launch="01-dcp", world_size=1, domain_size=1, cp=1, global_batch_size=1,
+                           iterations=2)  # fmt: skip
+        emitter = Emitter(tmp_path / "records.jsonl", header)
+        # The wall clock may jump; it must not matter.
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        batches = Prefetcher(lambda iteration: StagedBatch(replace(batch, iteration=iteration), (pack, pack), None), 2)
+        trainer = Trainer(
+            _Slow(),  # type: ignore[arg-type]
+            SimpleNamespace(overlaps=False, finish=lambda: None),  # type: ignore[arg-type]
+            SimpleNamespace(step=lambda tokens, lr: torch.tensor(1.0)),  # type: ignore[arg-type]
+            SimpleNamespace(start=lambda i: None, stop=lambda i, s: None),  # type: ignore[arg-type]
+            torch.device("cpu"),
+        )
+        train(trainer, Training(iterations=2, warmup_iterations=0), batches, emitter)
+        emitter.end(1.0)
+        batches.close()
+    finally:
+        dist.destroy_process_group()
+    found = read(tmp_path / "records.jsonl").iterations
+    assert [record.iteration for record in found] == [1, 2]
+    for record in found:
+        assert record.seconds is not None
+        # Two microbatches of 100 ms: not the 0 ms that starting them takes, and not twice over.
+        assert 0.2 <= record.seconds < 0.4
+        assert record.seconds == max(record.rank_seconds)
