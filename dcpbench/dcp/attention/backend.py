@@ -36,9 +36,12 @@ FLASH_HEAD_DIMS = 256
 """FlashAttention-2 serves head dimensions up to 256."""
 
 LONG_KEYS_PER_QUERY = 700.0
-"""From how many keys a query on, on average, cuDNN's kernels beat FlashAttention-2's; from the table
-that benchmarks/attention.py prints on an H200."""
+"""From how many keys a query on, on average, cuDNN's kernels are faster than FlashAttention-2's
+(benchmarks/attention.py on an H200: even at 512, twice as fast at 4,096)."""
 
+LONG_WORK = 16_000_000
+"""From how many query-key pairs a rank and head on that pays. A layer's calls of cuDNN keep the host about 0.7 ms
+longer, and short microbatches are bound by the host; at 2,048 keys a query, kernels save that much with 8,192 rows."""
 
 OVERLAP_LENGTH = 12_288
 """From which longest sequence on it pays to split attention so that communication hides behind it."""
@@ -99,7 +102,8 @@ class GatheredBackend:
         Raises:
             PreflightError: the only kernel there is does not serve key ranges as long as these.
         """
-        long = layout.keys_per_query >= LONG_KEYS_PER_QUERY
+        keys = layout.keys_per_query
+        long = keys >= LONG_KEYS_PER_QUERY and keys * layout.query_counts.sum() >= LONG_WORK
         kernel = self._kernels[-1 if long and _serves(self._kernels[-1], layout) else 0]
         if not _serves(kernel, layout):
             raise PreflightError(

@@ -1,5 +1,6 @@
 """The attention backends on one rank: against the definition, and against the known faults."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,6 @@ ALONE = CpGroup(1, 0, None)
 
 
 def layout_of(lengths: list[int], padded: list[int], rows: int | None = None):
-    import numpy as np
-
     return device_layout(attention_layout(np.array(lengths), np.array(padded), rows=rows), CPU)
 
 
@@ -126,3 +125,45 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         attend(q, k, v, layout_of([5], [5]))
     with pytest.raises(ValueError, match="do not fit"):
         attend(q[:, :3], k, v, layout_of([6], [6]))
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([256] * 32, "flash"),  # short keys: nothing to win
+        ([4096], "flash"),  # long keys, but so little work that the host's time decides
+        ([4096] * 2, "cudnn"),
+        ([8192], "cudnn"),
+        ([65_536], "cudnn"),
+        ([65_537], "flash"),  # longer than cuDNN's fused backward
+    ],
+)
+def test_auto_takes_the_kernel_that_the_microbatch_wants(lengths: list[int], expected: str) -> None:
+    sizes = backend.Sizes(16, 16, 128, 70_000)
+    chosen = backend.GatheredBackend(
+        (_Named("flash"), _Named("cudnn")),  # type: ignore[arg-type]
+        CollectiveTransport(),
+        sizes,
+        CPU,
+        torch.bfloat16,
+    )
+    array = np.array(lengths)
+    assert chosen.kernel_for(attention_layout(array, array)).name == expected
+
+
+def test_cudnn_alone_refuses_what_it_cannot_serve() -> None:
+    chosen = backend.GatheredBackend(
+        (_Named("cudnn"),),  # type: ignore[arg-type]
+        CollectiveTransport(),
+        backend.Sizes(1, 1, 64, 70_000),
+        CPU,
+        torch.bfloat16,
+    )
+    array = np.array([65_537])
+    with pytest.raises(PreflightError, match="up to 65536 tokens; the longest here has 65537"):
+        chosen.kernel_for(attention_layout(array, array))
