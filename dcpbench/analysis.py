@@ -21,7 +21,8 @@ from dcpbench.faults import Fault, LaunchInput
 from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, launch_result
 from dcpbench.sources import Source, read_logs, read_run
-from dcpbench.spec import CASES, Tolerances
+from dcpbench.spec import CASES, Decision, Tolerances
+from dcpbench.stats.interval import Interval, Speed, decide, interval, order_interval, pairs_to_settle
 from dcpbench.stats.parity import Parity, parity
 from dcpbench.stats.throughput import Speedup, log_ratios, order_effect, speedup
 from dcpbench.verdict import Verdict, judge
@@ -43,8 +44,15 @@ class Analysis:
     launches: tuple[LaunchResult, ...]
     verdict: Verdict
     speedup: Speedup | None = None
+    decision: Decision = field(default_factory=Decision)
+    speed: Speed | None = None
+    """The verdict on the speed-up; `verdict` is that on the comparison as a whole."""
+    interval: Interval | None = None
+    more_pairs: int | None = None
+    """How many more pairs would settle an inconclusive speed-up."""
     order_effect: float | None = None
     """How many times as long a case takes for coming second in its pair."""
+    order_interval: tuple[float, float] | None = None
     parity: Parity | None = None
     aligned_on: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
@@ -54,13 +62,20 @@ class Analysis:
     aligned: Aligned | None = field(default=None, repr=False)
 
 
-def analyze_run(folder: Path, *, tolerances: Tolerances | None = None, warmup: int | None = None) -> Analysis:
+def analyze_run(
+    folder: Path,
+    *,
+    tolerances: Tolerances | None = None,
+    warmup: int | None = None,
+    decision: Decision | None = None,
+) -> Analysis:
     """The analysis of a run folder, from its stored files alone; launches and writes nothing.
 
     Args:
         folder: the run folder.
         tolerances: in place of the spec's.
         warmup: first iterations to leave out, in place of the spec's.
+        decision: what is asked of the speed-up, in place of the spec's.
 
     Raises:
         LogError: the folder is no run folder or cannot be read.
@@ -76,6 +91,7 @@ def analyze_run(folder: Path, *, tolerances: Tolerances | None = None, warmup: i
         warmup=training.warmup_iterations if warmup is None else warmup,
         global_batch_size=training.global_batch_size,
         tolerances=tolerances or source.spec.tolerances,
+        decision=decision or source.spec.decision,
     )
 
 
@@ -88,6 +104,7 @@ def analyze_logs(
     warmup: int | None = None,
     global_batch_size: int | None = None,
     tolerances: Tolerances | None = None,
+    decision: Decision | None = None,
 ) -> Analysis:
     """The analysis of console logs made anywhere; the n-th log of either case are a pair.
 
@@ -99,6 +116,7 @@ def analyze_logs(
         warmup: first iterations to leave out; default: what the logs' headers say, or else 10.
         global_batch_size: samples of one iteration; default: what the logs say.
         tolerances: of loss parity; default: the spec's defaults.
+        decision: what is asked of the speed-up; default: nothing.
 
     Raises:
         LogError: a log cannot be read.
@@ -110,11 +128,18 @@ def analyze_logs(
         warmup=warmup,
         global_batch_size=global_batch_size,
         tolerances=tolerances or Tolerances(),
+        decision=decision,
     )
 
 
 def analyze(
-    source: Source, *, iterations: int | None, warmup: int | None, global_batch_size: int | None, tolerances: Tolerances
+    source: Source,
+    *,
+    iterations: int | None,
+    warmup: int | None,
+    global_batch_size: int | None,
+    tolerances: Tolerances,
+    decision: Decision | None = None,
 ) -> Analysis:
     """Align, compute, judge. Faults are part of the result, not exceptions.
 
@@ -136,6 +161,14 @@ def analyze(
     results = [launch_result(launch, measured) for launch in launches]
     times = (measured.seconds("baseline"), measured.seconds("dcp")) if measured else None
     first = _baseline_first(launches)
+    asked = decision or Decision()
+    logs = log_ratios(*times) if times else None
+    found = None if logs is None else interval(logs)
+    speed = None if logs is None else decide(found, asked.margin)
+    settling_pairs = pairs_to_settle(logs, asked.margin) if logs is not None and speed == "inconclusive" else None
+    more = None if settling_pairs is None or logs is None else settling_pairs - logs.size
+    effect = order_effect(logs, first) if logs is not None and first is not None else None
+    effect_ends = order_interval(logs, first) if logs is not None and first is not None else None
     return Analysis(
         name=source.name,
         pairs=len({launch.pair for launch in launches}),
@@ -144,9 +177,22 @@ def analyze(
         tolerances=tolerances,
         cases={case: case_result(launches, case, measured) for case in CASES},
         launches=tuple(results),
-        verdict=judge(faults, result_parity, tolerances.check_loss_parity),
+        verdict=judge(
+            faults,
+            result_parity,
+            tolerances.check_loss_parity,
+            speed=speed,
+            interval=found,
+            decision=asked,
+            more_pairs=more,
+        ),
         speedup=speedup(*times) if times else None,
-        order_effect=order_effect(log_ratios(*times), first) if times and first is not None else None,
+        decision=asked,
+        speed=speed,
+        interval=found,
+        more_pairs=more,
+        order_effect=effect,
+        order_interval=effect_ends,
         parity=result_parity,
         aligned_on=("iteration", *(KEYS[key] for key in aligned.keys)) if aligned else (),
         cautions=cautions(
@@ -158,6 +204,9 @@ def analyze(
             parity=result_parity,
             check_loss_parity=tolerances.check_loss_parity,
             remarks=source.remarks,
+            order_effect=effect,
+            order_interval=effect_ends,
+            margin=asked.margin,
         ),
         faults=faults,
         profiles=source.profiles,
@@ -196,4 +245,5 @@ def _parity(aligned: Aligned, tolerances: Tolerances) -> Parity:
         tolerances.loss_rtol,
         aligned.of_case("baseline", "grad_norm"),
         aligned.of_case("dcp", "grad_norm"),
+        float32=all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches),
     )

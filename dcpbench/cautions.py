@@ -45,11 +45,15 @@ def cautions(
     parity: Parity | None,
     check_loss_parity: bool,
     remarks: Sequence[str],
+    order_effect: float | None = None,
+    order_interval: tuple[float, float] | None = None,
+    margin: float = 0.01,
 ) -> tuple[str, ...]:
     """All cautions, the gravest first. See `analysis.Analysis` for the arguments."""
     found = [*_swapped(launches), *_different_settings(launches)]
     if aligned is not None:
         found += [*_few_pairs(launches, baseline_first), *_unsettled(settling, warmup), *_unchecked(aligned)]
+        found += _order(order_effect, order_interval, margin)
     if parity is not None:
         found += _losses(parity, check_loss_parity)
     found += [*_formats(launches), *remarks]
@@ -101,6 +105,16 @@ def _few_pairs(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_
             "balanced order over an even number of pairs can."
         )
     return found
+
+
+def _order(effect: float | None, ends: tuple[float, float] | None, margin: float) -> list[str]:
+    """An effect of coming second that shows in its interval, or is larger than what counts as a difference."""
+    if effect is None or (abs(np.log(effect)) <= np.log1p(margin) and (ends is None or ends[0] <= 1 <= ends[1])):
+        return []
+    return [
+        f"Coming second in a pair changed the time by {effect - 1:+.1%}; balanced order takes this out of the "
+        "speed-up, but the machine is not the same in both places."
+    ]
 
 
 def _unsettled(settling: Mapping[str, int], warmup: int) -> list[str]:

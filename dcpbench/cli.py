@@ -98,6 +98,15 @@ CheckParity = Annotated[
         help="Whether a finite loss out of tolerance fails.",
     ),
 ]
+MinSpeedup = Annotated[
+    float | None,
+    typer.Option(
+        "--min-speedup", metavar="X", help="Fail unless the lower end of the 95 % interval of the speed-up reaches X."
+    ),
+]
+Decide = Annotated[
+    bool, typer.Option("--decide", help="End with exit code 3 unless it is decided which case is faster, or neither.")
+]
 AnalyzeOnly = Annotated[
     bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", show_envvar=True, help="Leave the manifest as it is.")
 ]
@@ -124,6 +133,8 @@ def run(
     spec: SpecFile,
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     pairs: Annotated[int | None, typer.Option("--pairs", help="Launches of each case.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two pairs: a look, never a decision.")] = False,
+    rigorous: Annotated[bool, typer.Option("--rigorous", help="Ten pairs.")] = False,
     order: Annotated[Order | None, typer.Option("--order", help="Which case goes first in each pair.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run folder.")] = False,
@@ -134,6 +145,8 @@ def run(
         list[int],
         typer.Option("--profile", metavar="ITERATION", help="Trace this iteration on every rank; repeatable.", min=1),
     ] = [],  # noqa: B006
+    min_speedup: MinSpeedup = None,
+    decide: Decide = False,
     json: Json = False,
     analyze_only: Annotated[bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", hidden=True)] = False,
     debug: Debug = False,
@@ -142,11 +155,13 @@ def run(
     from dcpbench import commands  # noqa: PLC0415
 
     given = {
-        "launches.pairs": ("--pairs", pairs),
+        "launches.pairs": _pairs(pairs, quick, rigorous),
         "launches.order": ("--order", order and order.value),
         "launches.timeout": ("--timeout", timeout),
         "launches.keep_going": ("--keep-going", keep_going or None),
         "training.profile_iterations": ("--profile", profile or None),
+        "decision.min_speedup": ("--min-speedup", min_speedup),
+        "decision.required": ("--decide", decide or None),
         "output.dir": ("--out", out and str(out)),
     }
     options = {field: value for field, value in given.items() if value[1] is not None}
@@ -187,6 +202,8 @@ def analyze(
     loss_atol: Atol = None,
     loss_rtol: Rtol = None,
     check_loss_parity: CheckParity = None,
+    min_speedup: MinSpeedup = None,
+    decide: Decide = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -194,13 +211,23 @@ def analyze(
     from dcpbench import commands  # noqa: PLC0415
 
     tolerances = {"loss_atol": loss_atol, "loss_rtol": loss_rtol, "check_loss_parity": check_loss_parity}
+    decision = {"min_speedup": min_speedup, "required": decide or None}
     logs = baseline_log or dcp_log
     if run is not None and logs:
         raise UsageError("give a run folder, or --baseline-log with --dcp-log, not both")
     if run is None and not logs:
         raise UsageError("give a run folder, or --baseline-log with --dcp-log; see dcpbench analyze --help")
     if run is not None:
-        _exit(commands.analyze_run(run, analyze_only=analyze_only, warmup=warmup, tolerances=tolerances, as_json=json))
+        _exit(
+            commands.analyze_run(
+                run,
+                analyze_only=analyze_only,
+                warmup=warmup,
+                tolerances=tolerances,
+                decision=decision,
+                as_json=json,
+            )
+        )
     _exit(
         commands.analyze_logs(
             baseline_log,
@@ -211,6 +238,7 @@ def analyze(
             warmup=warmup,
             global_batch_size=global_batch_size,
             tolerances=tolerances,
+            decision=decision,
             as_json=json,
         )
     )
@@ -251,6 +279,15 @@ def report(run: RunPath, json: Json = False, debug: Debug = False) -> None:
     from dcpbench import commands  # noqa: PLC0415
 
     _exit(commands.show_report(run, as_json=json))
+
+
+def _pairs(pairs: int | None, quick: bool, rigorous: bool) -> tuple[str, int | None]:
+    """The option that says how many pairs, and how many."""
+    given = {"--pairs": pairs, "--quick": 2 if quick else None, "--rigorous": 10 if rigorous else None}
+    chosen = [(option, number) for option, number in given.items() if number is not None]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(option for option, _ in chosen)} contradict each other; give one of them")
+    return chosen[0] if chosen else ("--pairs", None)
 
 
 def _exit(code: int) -> NoReturn:

@@ -25,7 +25,7 @@ from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.preflight import PreflightReport
 from dcpbench.redact import redact, redact_value
-from dcpbench.spec import Spec, Tolerances
+from dcpbench.spec import Decision, Spec, Tolerances
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -110,20 +110,31 @@ def analyze_existing(resolved: ResolvedSpec, *, as_json: bool) -> int:
     path = resolved.spec.output.dir
     if path is None:
         raise UsageError("ANALYZE_ONLY=1 launches nothing, so it needs an earlier run: give --out DIR or OUTPUT_DIR")
-    tolerances = resolved.spec.tolerances.model_dump()
-    return analyze_run(path, analyze_only=True, warmup=None, tolerances=tolerances, as_json=as_json)
+    tolerances, decision = resolved.spec.tolerances.model_dump(), resolved.spec.decision.model_dump()
+    return analyze_run(path, analyze_only=True, warmup=None, tolerances=tolerances, decision=decision, as_json=as_json)
 
 
 def analyze_run(
-    path: Path, *, analyze_only: bool, warmup: int | None, tolerances: Mapping[str, Any], as_json: bool
+    path: Path,
+    *,
+    analyze_only: bool,
+    warmup: int | None,
+    tolerances: Mapping[str, Any],
+    decision: Mapping[str, Any],
+    as_json: bool,
 ) -> int:
     """Recompute the analysis of a run folder; without `analyze_only` refresh the manifest's results."""
     from dcpbench import analysis  # noqa: PLC0415
     from dcpbench import report as reports  # noqa: PLC0415
 
     folder = runfolder.existing(path)
-    stored = config.load(folder.spec, environ={}).spec.tolerances
-    result = analysis.analyze_run(path, tolerances=_merged(stored, tolerances), warmup=warmup)
+    stored = config.load(folder.spec, environ={}).spec
+    result = analysis.analyze_run(
+        path,
+        tolerances=_merged(stored.tolerances, tolerances),
+        warmup=warmup,
+        decision=_decision(stored.decision, decision),
+    )
     reports.write(result, folder.analysis)
     if not analyze_only:
         provenance.refresh_results(path, _statistics(result))
@@ -141,6 +152,7 @@ def analyze_logs(
     warmup: int | None,
     global_batch_size: int | None,
     tolerances: Mapping[str, Any],
+    decision: Mapping[str, Any],
     as_json: bool,
 ) -> int:
     """Compare console logs made anywhere; files are written only where `out` says."""
@@ -155,6 +167,7 @@ def analyze_logs(
         warmup=warmup,
         global_batch_size=global_batch_size,
         tolerances=_merged(Tolerances(), tolerances),
+        decision=_decision(Decision(), decision),
     )
     if out is not None:
         reports.write(result, out)
@@ -228,6 +241,13 @@ def _merged(stored: Tolerances, given: Mapping[str, Any]) -> Tolerances:
     for name in ("loss_atol", "loss_rtol"):
         if not 0 <= changed.get(name, 0.0) < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} must be a number of at least 0")
+    return stored.model_copy(update=changed)
+
+
+def _decision(stored: Decision, given: Mapping[str, Any]) -> Decision:
+    changed = {name: value for name, value in given.items() if value is not None}
+    if not 0 < changed.get("min_speedup", 1.0) < float("inf"):
+        raise UsageError("--min-speedup must be a number above 0")
     return stored.model_copy(update=changed)
 
 

@@ -281,7 +281,7 @@ class Cases(Section):
 class Launches(Section):
     """How often, in which order and within which limits the cases are launched."""
 
-    pairs: int = Field(1, ge=1, description="Launches of each case.")
+    pairs: int = Field(6, ge=1, description="Launches of each case; an even number balances the order.")
     order: Literal["balanced", "baseline_first", "dcp_first"] = Field(
         "balanced", description="balanced alternates AB, BA, AB, ..."
     )
@@ -298,6 +298,18 @@ class Tolerances(Section):
     loss_atol: float = Field(2e-2, ge=0, description="Absolute tolerance of the loss.")
     loss_rtol: float = Field(1e-2, ge=0, description="Relative tolerance of the loss.")
     check_loss_parity: bool = Field(True, description="Whether a finite loss outside the tolerance fails the run.")
+
+
+class Decision(Section):
+    """When a speed-up counts, and what is asked of it."""
+
+    margin: float = Field(0.01, gt=0, lt=1, description="Speed-ups within this share of 1 count as no difference.")
+    min_speedup: float | None = Field(
+        None, gt=0, description="Fail unless the lower end of the 95 % interval of the speed-up reaches this."
+    )
+    required: bool = Field(
+        False, description="End with exit code 3 unless it is decided which case is faster, or none."
+    )
 
 
 class Output(Section):
@@ -324,4 +336,5 @@ class Spec(Section):
     cases: Cases = Cases()
     launches: Launches = Launches()
     tolerances: Tolerances = Tolerances()
+    decision: Decision = Decision()
     output: Output = Output()

@@ -31,6 +31,9 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         yield _table(("", *analysis.cases), wording.case_rows(analysis))
         yield _table(("speed-up of dcp (above 1: faster)", "times"), wording.speedup_rows(analysis))
         yield _table(("loss parity", ""), wording.parity_rows(analysis))
+        yield _table(wording.GATE_COLUMNS, wording.gate_rows(analysis))
+        for sentence in wording.gate_sentences(analysis):
+            yield _text(sentence)
         yield _text(wording.warmup_sentence(analysis))
         yield _text(f"Aligned on {', '.join(analysis.aligned_on)}.")
     yield Text()

@@ -44,6 +44,9 @@ def _rows(analysis: Analysis) -> Iterator[tuple[str, str, Value, str]]:
         yield name, "peak_memory", getattr(case.profile, "peak_memory_bytes", None), "bytes"
     for metric in ("total", "mean", "median", "trimmed_mean"):
         yield "", f"speedup_{metric}", getattr(analysis.speedup, metric, None), "times"
+    for end in ("low", "high"):
+        yield "", f"speedup_interval_{end}", getattr(analysis.interval, end, None), "times"
+    yield "", "speedup_verdict", analysis.speed, ""
     yield "", "order_effect", analysis.order_effect, "times"
     for metric in ("passed", "max_abs_diff", "mean_abs_diff", "first_iteration_diff"):
         yield "", f"parity_{metric}", getattr(analysis.parity, metric, None), ""

@@ -39,7 +39,11 @@ def _sections(analysis: Analysis) -> Iterator[str]:
             "as the geometric mean over pairs. Median and trimmed mean describe a typical iteration; on samples of "
             "very different lengths they leave out the long ones, so they are no substitute for it."
         )
+        yield _table(("pair", "times as fast"), wording.pair_rows(analysis))
         yield "## Loss parity"
+        yield _table(wording.GATE_COLUMNS, wording.gate_rows(analysis))
+        if sentences := wording.gate_sentences(analysis):
+            yield _list(sentences)
         yield _table(("quantity", "value"), wording.parity_rows(analysis))
     yield "## Launches"
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))

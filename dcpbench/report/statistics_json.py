@@ -27,6 +27,14 @@ _REASONS = {
     "step_correlation": "too few iterations, or a loss that does not vary",
     "grad_norm_max_rel_diff": "the records of at least one case carry no gradient norms",
     "grad_norm_first_rel_diff": "the records of at least one case carry no gradient norm of iteration 1",
+    "interval": "one pair of launches has no interval",
+    "equivalence_interval": "one pair of launches has no interval",
+    "p_value": "known from 2 to 16 pairs of launches",
+    "pairs_spread": "one pair of launches has no spread",
+    "more_pairs": "only where the speed-up is inconclusive, from two pairs and for up to 200",
+    "min_speedup": "none was asked for",
+    "floor": "needs two launches of a case, and is not used by every gate",
+    "order_interval": "known only when each order of the cases was launched at least twice",
     "order_effect": "known only when both orders of the cases were launched",
     "position": "the logs do not tell in which order the launches ran",
     "failure": "the launch did not fail",
@@ -56,8 +64,10 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "by_pair": list(speedup.by_pair) if speedup else None,
             "trimmed_kept": speedup.trimmed_kept if speedup else None,
             "trimmed_cut": speedup.trimmed_cut if speedup else None,
+            **_certainty(analysis),
         },
         "order_effect": analysis.order_effect,
+        "order_interval": list(analysis.order_interval) if analysis.order_interval else None,
         "parity": {
             "passed": parity.passed if parity else None,
             "checked": analysis.tolerances.check_loss_parity,
@@ -72,6 +82,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "step_correlation": parity.step_correlation if parity else None,
             "grad_norm_max_rel_diff": parity.grad_norm_max_rel_diff if parity else None,
             "grad_norm_first_rel_diff": parity.grad_norm_first_rel_diff if parity else None,
+            "gates": [asdict(gate) for gate in parity.gates] if parity else None,
         },
         "aligned_on": list(analysis.aligned_on),
         "launches": [asdict(launch) for launch in analysis.launches],
@@ -85,6 +96,22 @@ def document(analysis: Analysis) -> dict[str, Any]:
     compared = analysis.aligned is not None
     result["reasons"] = {path: _reason(path, compared) for path in nulls(result) if not path.startswith("faults.")}
     return result
+
+
+def _certainty(analysis: Analysis) -> dict[str, Any]:
+    found = analysis.interval
+    return {
+        "verdict": analysis.speed,
+        "interval": {"confidence": 0.95, "low": found.low, "high": found.high} if found else None,
+        "equivalence_interval": (
+            {"confidence": 0.90, "low": found.equivalence_low, "high": found.equivalence_high} if found else None
+        ),
+        "p_value": found.p_value if found else None,
+        "pairs_spread": found.spread if found else None,
+        "more_pairs": analysis.more_pairs,
+        "margin": analysis.decision.margin,
+        "min_speedup": analysis.decision.min_speedup,
+    }
 
 
 def write(analysis: Analysis) -> str:
@@ -103,7 +130,7 @@ def nulls(value: Any, path: str = "") -> Iterator[str]:
 
 def _reason(path: str, compared: bool) -> str:
     key = path.rsplit(".", 1)[-1]
-    if not compared and key not in ("position", "failure"):
+    if not compared and key not in ("position", "failure", "min_speedup"):
         return _NO_COMPARISON
     return _REASONS.get(key, _NOT_REPORTED)
 

@@ -29,12 +29,15 @@ def headline(analysis: Analysis) -> str:
     result = f"dcp trained {speedup.total:.3f} times as fast as baseline"
     if speedup.total < 1:
         result += " (so it was slower)"
-    if analysis.pairs == 1:
+    if analysis.interval is None:
         result += " in one pair of launches, which is indicative only"
     else:
-        result += f" over {analysis.pairs} pairs of launches"
-    if verdict.outcome == "failed":
-        return f"FAILED: {'; '.join(verdict.reasons)}. Apart from that, {result}."
+        result += (
+            f" over {analysis.pairs} pairs of launches (95 % interval {analysis.interval.low:.3f} to "
+            f"{analysis.interval.high:.3f}: {analysis.speed})"
+        )
+    if verdict.outcome != "passed":
+        return f"{verdict.outcome.upper()}: {'; '.join(verdict.reasons)}. Apart from that, {result}."
     agreement = "passed" if parity.passed else "was out of tolerance and not a gate"
     return f"PASSED: {result}; loss parity {agreement} (greatest difference {parity.max_abs_diff:.3g})."
 
@@ -116,13 +119,73 @@ def speedup_rows(analysis: Analysis) -> list[Row]:
     cut, all_ = speedup.trimmed_cut, speedup.trimmed_cut + speedup.trimmed_kept
     rows: list[Row] = [
         ("total throughput (headline)", f"{speedup.total:.3f}"),
+        *_interval_rows(analysis),
         ("mean iteration", f"{speedup.mean:.3f}"),
         ("median iteration", f"{speedup.median:.3f}"),
         (f"trimmed mean, the same {cut} of {all_} iterations cut from both", f"{speedup.trimmed_mean:.3f}"),
     ]
     if analysis.order_effect is not None:
-        rows.append(("effect of coming second in a pair (on time)", f"{analysis.order_effect - 1:+.1%}"))
+        ends = analysis.order_interval
+        between = "" if ends is None else f" ({ends[0] - 1:+.1%} to {ends[1] - 1:+.1%})"
+        rows.append(("effect of coming second in a pair (on time)", f"{analysis.order_effect - 1:+.1%}{between}"))
     return rows
+
+
+def _interval_rows(analysis: Analysis) -> list[Row]:
+    found, margin = analysis.interval, analysis.decision.margin
+    if found is None:
+        return []
+    rows: list[Row] = [
+        ("95 % interval over pairs", f"{found.low:.3f} to {found.high:.3f}"),
+        (f"verdict, differences up to {margin:.3g} counting as none", str(analysis.speed)),
+    ]
+    if analysis.more_pairs is not None:
+        rows.append(("pairs that would settle it", f"about {analysis.more_pairs} more"))
+    if found.p_value is not None:
+        rows.append(("p of no difference, exact sign-flip test", f"{found.p_value:.3g}"))
+    return rows
+
+
+def pair_rows(analysis: Analysis) -> list[Row]:
+    """(pair, speed-up in it)."""
+    return [(f"{number}", f"{value:.3f}") for number, value in enumerate(getattr(analysis.speedup, "by_pair", ()), 1)]
+
+
+GATE_COLUMNS = ("gate", "found", "allowed", "same case", "")
+
+
+def gate_rows(analysis: Analysis) -> list[Row]:
+    """One row for each parity gate, under `GATE_COLUMNS`."""
+    if analysis.parity is None:
+        return []
+    rows: list[Row] = [("L0 every iteration once, finite, on the same samples", NONE, NONE, NONE, "passed")]
+    for gate in analysis.parity.gates:
+        outcome = "passed" if gate.passed else "FAILED" if gate.enforced else "beyond, not a gate here"
+        same = number(gate.floor, ".3g")
+        rows.append((f"{gate.name} {gate.title}", f"{gate.statistic:.3g}", f"{gate.limit:.3g}", same, outcome))
+    return rows
+
+
+def gate_sentences(analysis: Analysis) -> list[str]:
+    """What the gates that did not pass usually mean, and what no gate stands on."""
+    if analysis.parity is None:
+        return []
+    sentences = [
+        f"{gate.name} {'failed' if gate.enforced else 'would have failed'}: this usually comes from {gate.meaning}."
+        for gate in analysis.parity.gates
+        if not gate.passed
+    ]
+    if all(gate.floor is None for gate in analysis.parity.gates):
+        sentences.append(
+            "With one launch of each case nothing says how far launches of the same case lie apart: the gates stand on "
+            "their absolute limits alone."
+        )
+    if not all(gate.enforced for gate in analysis.parity.gates):
+        sentences.append(
+            "L2 and L3 are reported only: rounding grows with the iterations, and no two launches of the same case "
+            "show here by how much."
+        )
+    return sentences
 
 
 def parity_rows(analysis: Analysis) -> list[Row]:

@@ -1,7 +1,8 @@
-"""Whether the losses of both cases agree at every iteration.
+"""Whether the losses of both cases agree, warm-up included.
 
 Different context-parallel layouts add in different orders, so equality to the last bit is not
-expected; the rule is |dcp - baseline| <= atol + rtol * |baseline|, warm-up included.
+expected. `gates.py` has the rules; the tolerance |dcp - baseline| <= atol + rtol * |baseline| at
+every iteration is the back-stop among them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dcpbench.stats.gates import Gate, gates
 
 Values = NDArray[np.float64]
 
@@ -32,6 +35,7 @@ class Parity:
     """Losses of all pairs compared; differences are dcp minus baseline."""
 
     passed: bool
+    """Whether every enforced gate passed."""
     atol: float
     rtol: float
     compared: int
@@ -47,6 +51,12 @@ class Parity:
     when the cases saw different batches. None when it cannot be computed (see `step_correlation`)."""
     grad_norm_max_rel_diff: float | None
     grad_norm_first_rel_diff: float | None
+    gates: tuple[Gate, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Gate, ...]:
+        """The enforced gates that did not pass."""
+        return tuple(gate for gate in self.gates if gate.enforced and not gate.passed)
 
 
 def parity(
@@ -56,11 +66,13 @@ def parity(
     rtol: float,
     baseline_grad_norm: Values | None = None,
     dcp_grad_norm: Values | None = None,
+    *,
+    float32: bool = False,
 ) -> Parity:
     """Compares finite losses of shape (pairs, iterations), every iteration from the first on.
 
-    Gradient norms are compared where both cases have them, and only reported: clipping makes Adam
-    hide their scale from the loss.
+    Gradient norms are compared where both cases have them: clipping and Adam hide their scale from
+    the loss. `float32` says that the losses were computed in that type, in which less is accepted.
 
     Raises:
         ValueError: the shapes differ or nothing is there to compare.
@@ -76,8 +88,9 @@ def parity(
     norm_max = norm_first = None
     if baseline_grad_norm is not None and dcp_grad_norm is not None:
         norm_max, norm_first = _relative(baseline_grad_norm, dcp_grad_norm)
+    judged = gates(baseline, dcp, atol, rtol, baseline_grad_norm, dcp_grad_norm, float32=float32)
     return Parity(
-        passed=bool((size <= allowed).all()),
+        passed=all(gate.passed or not gate.enforced for gate in judged),
         atol=atol,
         rtol=rtol,
         compared=size.size,
@@ -96,6 +109,7 @@ def parity(
         step_correlation=min(known) if len(known) == len(correlations) else None,
         grad_norm_max_rel_diff=norm_max,
         grad_norm_first_rel_diff=norm_first,
+        gates=judged,
     )
 
 

@@ -203,12 +203,24 @@ def test_dry_run_prints_every_launch_and_writes_nothing(
 
 
 def test_dry_run_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = dcpbench(capsys, "run", a_spec(tmp_path), "--dry-run", "--json", "--timeout", "77")
+    code, out, _ = dcpbench(capsys, "run", a_spec(tmp_path), "--dry-run", "--json", "--timeout", "77", "--pairs", "1")
     launches = json.loads(out)["launches"]
     assert code == 0
     assert [launch["id"] for launch in launches] == ["01-baseline", "01-dcp"]
     assert all(launch["limit_seconds"] == 77 and launch["estimated_seconds"] is None for launch in launches)
     assert launches[0]["argv"][-1].endswith("/launches/01-baseline/launch.json")
+
+
+@pytest.mark.parametrize(("options", "launches"), [((), 12), (("--quick",), 4), (("--rigorous",), 20)])
+def test_how_many_pairs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], launches: int
+) -> None:
+    code, out, _ = dcpbench(capsys, "run", a_spec(tmp_path), "--dry-run", *options)
+    assert code == 0
+    assert f"{launches} launches; none was made" in out
+    code, _, err = dcpbench(capsys, "run", a_spec(tmp_path), "--dry-run", "--pairs", "4", "--quick")
+    assert code == 2
+    assert "--pairs and --quick contradict each other" in err
 
 
 def test_shipped_spec_by_name(

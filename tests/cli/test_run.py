@@ -21,7 +21,7 @@ SPEC = {
     "training": {"iterations": 4, "warmup_iterations": 1, "global_batch_size": 4, "dtype": "float32"},
     "data": {"kind": "list", "lengths": [40, 9, 100, 17], "tokens": "zipf"},
     "cases": {"max_seqlen_per_dp_cp_rank": 64},
-    "launches": {"timeout": 120, "grace": 5},
+    "launches": {"pairs": 1, "timeout": 120, "grace": 5},
     "tolerances": {"loss_atol": 0, "loss_rtol": 1e-5},
 }
 

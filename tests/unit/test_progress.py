@@ -29,7 +29,8 @@ class Clock:
 
 
 def plan(folder: Path, iterations: int = 4, warmup: int = 1) -> list[Launch]:
-    spec = Spec.model_validate({"training": {"iterations": iterations, "warmup_iterations": warmup}})
+    training = {"iterations": iterations, "warmup_iterations": warmup}
+    spec = Spec.model_validate({"training": training, "launches": {"pairs": 1}})
     return build(spec, folder)
 
 

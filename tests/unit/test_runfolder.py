@@ -14,7 +14,7 @@ from dcpbench.spec import Spec
 
 
 def spec(**changes: object) -> Spec:
-    return Spec.model_validate({"name": "x", **changes})
+    return Spec.model_validate({"name": "x", "launches": {"pairs": 1}, **changes})
 
 
 def begun(path: Path, made: Spec) -> Path:
@@ -63,7 +63,7 @@ def test_resume_with_the_same_spec(tmp_path: Path) -> None:
 
 def test_resume_may_change_how_launches_are_watched(tmp_path: Path) -> None:
     path = begun(tmp_path / "a", spec())
-    other = spec(launches={"timeout": 5.0, "keep_going": True, "grace": 1.0}, output={"dir": str(path)})
+    other = spec(launches={"pairs": 1, "timeout": 5.0, "keep_going": True, "grace": 1.0}, output={"dir": str(path)})
     open_for(other, path, resume=True)
 
 
