@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dcpbench import following, ledger, plan, preflight, runfolder, telemetry
 from dcpbench import launch as launching
-from dcpbench import ledger, plan, preflight, records, runfolder, telemetry
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.errors import DcpbenchError, Interrupted
 from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Listener
+from dcpbench.megatron import lengths
 from dcpbench.plan import Launch
 from dcpbench.redact import redact_value
 from dcpbench.runfolder import RunFolder, write_text
@@ -93,6 +94,8 @@ def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], l
     listener.phase("preparing data")
     prepare(spec, folder.data)
     stream = SampleStream.open(folder.data)
+    if spec.runner == "megatron_lm":
+        lengths.write(spec, folder.data)
     report = preflight.check(spec, environ=environ, stream=stream, folder=path, gpus=gpus)
     for finding in report.findings:
         if finding.level == "warn":
@@ -193,14 +196,11 @@ def complete_launches(launches: list[Launch], ledger_file: Path) -> dict[str, La
     done: dict[str, LaunchOutcome] = {}
     for launch in launches:
         end = ends.get(launch.id)
-        if end is None or end.status != "completed" or not launch.records.exists():
+        if end is None or end.status != "completed":
             continue
-        found = records.read(launch.records)
-        iterations = {record.iteration for record in found.iterations}
-        if found.end is not None and len(iterations) >= launch.spec.training.iterations:
-            done[launch.id] = LaunchOutcome(
-                launch.id, "completed", end.exit_code, None, found.end.seconds, len(iterations)
-            )
+        if (found := following.complete(launch)) is not None:
+            iterations, seconds = found
+            done[launch.id] = LaunchOutcome(launch.id, "completed", end.exit_code, None, seconds, iterations)
     return done
 
 

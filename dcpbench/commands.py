@@ -79,6 +79,7 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
     cpu = preflight.resolve_device(spec, survey(os.environ)) == "cpu"
     launches = []
     for planned in plan.build(spec, runfolder.default_path(spec)):
+        command = plan.command(planned, os.environ)
         environ = launch.environment(os.environ, planned, cpu=cpu, cores=launch.cores())
         launches.append(
             {
@@ -86,8 +87,8 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
                 "pair": planned.pair,
                 "case": planned.case,
                 "position": planned.position,
-                "argv": plan.torchrun(planned),
-                "environment": sorted(environ),
+                "argv": command.argv,
+                "environment": sorted({*environ, *command.environment}),
                 "estimated_seconds": None,
                 "limit_seconds": spec.launches.timeout,
             }

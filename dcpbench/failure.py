@@ -34,6 +34,7 @@ _NATIVE = re.compile(
     r"|^\S*python\S*: (?:No module named|can't open file) "
     r"|error while loading shared libraries:"
     r"|^Segmentation fault|^Killed$|^Bus error"
+    r"|^\S+\.py: error: |Failed to compile the C\+\+ dataset helper"
 )
 """Errors that come without a Python traceback."""
 

@@ -19,10 +19,11 @@ import dcpbench
 from dcpbench import plan, redact
 from dcpbench.errors import DcpbenchError, Interrupted, LaunchError, LaunchTimeout, RecordsError, UsageError
 from dcpbench.failure import ended, first_failure
+from dcpbench.following import follow
 from dcpbench.interrupts import Interrupts
 from dcpbench.plan import Launch
 from dcpbench.processes import ProcessTree
-from dcpbench.records import IterationRecord, RunEnd, RunHeader, from_json
+from dcpbench.records import IterationRecord, RunEnd
 
 Status = Literal["completed", "failed", "timeout", "interrupted"]
 
@@ -146,7 +147,7 @@ def run(
         environ: the variables of this process; see `environment`.
         cpu: whether the ranks compute on the CPU.
         interrupts: looked at while the launch runs; the caller has deferred it.
-        argv: the command; default: `plan.torchrun(launch)`.
+        argv: the argument list; default: that of `plan.command(launch)`.
 
     Raises:
         UsageError: the folder holds records or a log of an earlier attempt.
@@ -155,15 +156,17 @@ def run(
         if old.exists():
             raise UsageError(f"{old} exists: a launch is never repeated into the same folder; use --resume")
     launch.folder.mkdir(parents=True, exist_ok=True)
+    command = plan.command(launch, environ)
     listener.started(launch)
     started = time.monotonic()
     with launch.log.open("xb") as log:
         process = subprocess.Popen(
-            argv or plan.torchrun(launch),
+            argv or command.argv,
+            cwd=command.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment(environ, launch, cpu=cpu, cores=cores()),
+            env=environment(environ, launch, cpu=cpu, cores=cores()) | dict(command.environment),
             start_new_session=True,  # Ctrl-C on the terminal reaches dcpbench alone, which passes it on in order
         )
     tree = ProcessTree(process)
@@ -173,8 +176,8 @@ def run(
     finally:
         grace = launch.spec.launches.grace if process.poll() is None else 0.0
         tree.end(grace, hurry=lambda: interrupts.count > 1)
+        watch.follow()  # before lines change their length
         _redact(launch.log)
-    watch.follow()
     outcome = _judge(launch, process.returncode, stopped, watch, time.monotonic() - started)
     listener.ended(launch, outcome)
     return outcome
@@ -198,7 +201,7 @@ class _Watch:
         self._tree = tree
         self._listener = listener
         self._interrupts = interrupts
-        self._offset = 0
+        self._records = follow(launch)
         self._log_size = 0
         self._most_workers = 0
 
@@ -229,7 +232,7 @@ class _Watch:
                 return "timeout", (
                     f"ran longer than the limit of {limits.timeout:g} s (launches.timeout), {self.progress()}"
                 )
-            if self.end is None and now - max(whole_since, recorded) > _LOST_WORKER:
+            if not self.ending and now - max(whole_since, recorded) > _LOST_WORKER:
                 return "failed", f"is incomplete: a rank ended and the others waited for it {self.progress()}"
             if now - moved > limits.collective_timeout + _STALL_MARGIN:
                 return "failed", (
@@ -239,27 +242,30 @@ class _Watch:
 
     def follow(self) -> bool:
         """Reads the records written since the last call; true when there was one."""
-        try:
-            with self._launch.records.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return False
-        whole = text.rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
         seen = False
-        for line in whole.splitlines():
-            try:
-                record = from_json(line.decode("utf-8", "replace"))
-            except ValueError:
-                continue  # analysis names the lines that are no records
+        for record in self._records.read():
             seen = True
             if isinstance(record, IterationRecord):
                 self.iterations.add(record.iteration)
                 self._listener.recorded(self._launch, record)
-            elif not isinstance(record, RunHeader):
+            else:
                 self.end = record
         return seen
+
+    @property
+    def ending(self) -> bool:
+        """Whether ranks may go, one after the other: the launch said that it ends, or cannot but has all records."""
+        return self.end is not None or (not self._records.marks_its_end and self.complete)
+
+    @property
+    def missing_end(self) -> bool:
+        """Whether an end mark should be there and is not."""
+        return self._records.marks_its_end and self.end is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every iteration is recorded and, where the runner writes one, the end mark."""
+        return not self.missing_end and len(self.iterations) >= self._launch.spec.training.iterations
 
     def _all_ranks_there(self) -> bool:
         workers = self._tree.children()
@@ -306,10 +312,10 @@ def _judge(
 
     if stopped is not None:
         return outcome(stopped[0], None, stopped[1])
-    if code == 0 and watch.end is not None and done >= wanted:
+    if code == 0 and watch.complete:
         return outcome("completed", 0, None)
     if code == 0:
-        mark = "" if watch.end is not None else " and no end mark"
+        mark = " and no end mark" if watch.missing_end else ""
         return outcome("failed", 0, f"is incomplete: it exited with code 0 after {done} of {wanted} iterations{mark}")
     failure = first_failure(launch.log)
     log = Path(*launch.log.parts[-3:])  # within the run folder: launches/<id>/stdout.log

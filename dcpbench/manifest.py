@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,8 @@ from dcpbench.errors import LogError
 from dcpbench.gpus import GpuSurvey
 from dcpbench.launched import launches, loaded_versions
 from dcpbench.manifest_schema import SCHEMA_VERSION, Manifest
+from dcpbench.megatron import probe
+from dcpbench.megatron.environment import settings as megatron_settings
 from dcpbench.redact import allowed_environment, redact_value
 from dcpbench.runfolder import RunFolder, write_text
 from dcpbench.spec import Spec
@@ -54,6 +57,7 @@ def build(
         "schema_version": SCHEMA_VERSION,
         "created": _now(),
         "dcpbench": probed["dcpbench"],
+        "megatron": _checkout(spec),
         "spec": spec.model_dump(mode="json"),
         "sources": resolved.sources,
         "launches": [launch.model_dump() for launch in launched],
@@ -193,6 +197,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _checkout(spec: Spec) -> dict[str, Any] | None:
+    """The state of the Megatron-LM checkout; None for another runner, and where git does not know it."""
+    if spec.runner != "megatron_lm" or spec.megatron.checkout is None:
+        return None
+    git = environment.git_state(spec.megatron.checkout / probe.GIT_FOLDER)
+    return None if git is None else asdict(git)
+
+
 def _data_identity(folder: Path) -> dict[str, Any] | None:
     try:
         content = _parse((folder / "data.json").read_bytes())
@@ -220,6 +232,7 @@ def _checkpoint(path: Path) -> dict[str, Any] | None:
 
 def _controls(spec: Spec, launched: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     training, cases = spec.training, spec.cases
+    set_by_runner = megatron_settings(spec) if spec.runner == "megatron_lm" else {}
     return {
         "iterations": training.iterations,
         "warmup_iterations": training.warmup_iterations,
@@ -233,11 +246,12 @@ def _controls(spec: Spec, launched: list[str], environ: Mapping[str, str]) -> di
             "deterministic": training.deterministic,
             "NVTE_ALLOW_NONDETERMINISTIC_ALGO": environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO"),
             "CUBLAS_WORKSPACE_CONFIG": environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            **set_by_runner,
         },
         "schedulers": {"baseline": cases.baseline.scheduler, "dcp": cases.dcp.scheduler},
         "max_seqlen_per_dp_cp_rank": cases.max_seqlen_per_dp_cp_rank,
         "min_dynamic_context_parallel_size": cases.min_dynamic_context_parallel_size,
         "padding": cases.padding,
         "attention": cases.attention,
-        "environment": allowed_environment(environ),
+        "environment": allowed_environment({**environ, **set_by_runner}),
     }

@@ -17,7 +17,7 @@ class Part(BaseModel):
 
 
 class Git(Part):
-    """The checkout that dcpbench ran from; `diff_sha256` where it was changed since the commit."""
+    """A checkout that something ran from; `diff_sha256` where it was changed since the commit."""
 
     commit: str = Field(pattern=r"^[0-9a-f]{40,64}$")
     dirty: bool
@@ -78,12 +78,16 @@ class Artifact(Part):
 
 
 class Manifest(Part):
-    """The whole document. `refreshed` is when the results were computed again, if they were."""
+    """The whole document. `refreshed` is when the results were computed again, if they were.
+
+    `megatron` is the checkout that `runner: megatron_lm` ran.
+    """
 
     schema_version: Literal[1]
     created: str
     refreshed: str | None = None
     dcpbench: Program
+    megatron: Git | None = None
     spec: dict[str, Any]
     sources: dict[str, str]
     launches: list[LaunchFacts]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dcpbench.errors import SpecError
+from dcpbench.megatron import environment, flags, probe
 from dcpbench.spec import Spec
 
 CaseName = Literal["baseline", "dcp"]
 
 
 class Launch(BaseModel):
-    """One `torchrun` of one case. Its JSON form, `launch.json`, is all a worker is given."""
+    """One `torchrun` of one case. Its JSON form, `launch.json`, is all the built-in worker is given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,7 +37,7 @@ class Launch(BaseModel):
 
     @property
     def records(self) -> Path:
-        """Where the worker writes its records."""
+        """Where the built-in worker writes its records."""
         return self.folder / "records.jsonl"
 
     @property
@@ -78,8 +82,60 @@ def build(spec: Spec, folder: Path) -> list[Launch]:
     ]
 
 
+@dataclass(frozen=True)
+class Command:
+    """What one launch starts. `environment` is set on top of what every launch gets; see `launch.environment`."""
+
+    argv: list[str]
+    folder: Path | None = None
+    """The working directory; None: that of dcpbench."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def command(launch: Launch, environ: Mapping[str, str] | None = None) -> Command:
+    """What starts a launch.
+
+    Args:
+        launch: one of a plan.
+        environ: the variables of this process, where they matter to the launch's own.
+
+    Raises:
+        SpecError: the spec lacks what its runner needs.
+    """
+    return RUNNERS[launch.spec.runner](launch, environ or {})
+
+
 def torchrun(launch: Launch) -> list[str]:
-    """The argument list of a launch: an own rendezvous on a free local port, workers by module name."""
+    """The argument list of a launch."""
+    return command(launch).argv
+
+
+def _builtin(launch: Launch, _: Mapping[str, str]) -> Command:
+    return Command([*_ranks(launch), "-m", "dcpbench.worker", str(launch.file)])
+
+
+def _megatron_lm(launch: Launch, environ: Mapping[str, str]) -> Command:
+    spec = launch.spec
+    if spec.megatron.checkout is None:
+        raise SpecError("megatron.checkout is not set: runner megatron_lm needs the root of a Megatron-LM checkout")
+    checkout = spec.megatron.checkout.absolute()
+    arguments = flags.arguments(spec, launch.case, folder=launch.folder, data=launch.data)
+    return Command(
+        [*_ranks(launch), str(checkout / probe.SCRIPT), *arguments],
+        folder=checkout,
+        environment=environment.variables(spec, checkout, environ),
+    )
+
+
+RUNNERS: dict[str, Callable[[Launch, Mapping[str, str]], Command]] = {
+    "builtin": _builtin,
+    "megatron_lm": _megatron_lm,
+}
+"""`runner` of a spec -> what makes its command."""
+
+
+def _ranks(launch: Launch) -> list[str]:
+    """torchrun with an own rendezvous on a free local port."""
     return [
         sys.executable,
         "-m",
@@ -91,7 +147,4 @@ def torchrun(launch: Launch) -> list[str]:
         "--local-addr=127.0.0.1",
         f"--rdzv-id={launch.id}",
         "--max-restarts=0",
-        "-m",
-        "dcpbench.worker",
-        str(launch.file),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ import psutil
 from dcpbench.errors import PreflightError
 from dcpbench.findings import Finding, ok, refuse, warn
 from dcpbench.gpus import GpuSurvey, survey
+from dcpbench.megatron import checks
 from dcpbench.servable import Stream, servable
 from dcpbench.spec import Spec
 
@@ -108,17 +109,43 @@ def inspect(
     """
     gpus = survey(environ) if gpus is None else gpus
     device = resolve_device(spec, gpus)
-    findings = [*_topology(spec), *_attention(spec, device), *_variables(environ), *_tolerances(spec)]
+    findings = [*_RUNNERS[spec.runner](spec, device, environ, stream)]
+    findings += [*_topology(spec), *_variables(environ), *_tolerances(spec)]
     findings += _gpus(spec, gpus) if device == "cuda" else _cpu(spec)
     findings += [*_paths(spec, folder), *servable(spec, stream)]
     return PreflightReport(device, tuple(findings))
 
 
-def _topology(spec: Spec) -> Iterator[Finding]:
+def _builtin(spec: Spec, device: str, _: Mapping[str, str], __: Stream | None) -> Iterator[Finding]:
     top = spec.topology
     for name, words, size in (("tp", "tensor parallelism", top.tp), ("pp", "pipeline parallelism", top.pp)):
         if size > 1:
             yield refuse(name, f"topology.{name} is {size}: the built-in worker has no {words} yet; set it to 1")
+    yield from _attention(spec, device)
+    load = spec.training.load_path
+    if load is not None and not (load / ".metadata").is_file():
+        yield refuse(
+            "load_path",
+            f"training.load_path {load} is no torch.distributed.checkpoint folder: it has no .metadata file",
+        )
+
+
+def _megatron(spec: Spec, device: str, environ: Mapping[str, str], stream: Stream | None) -> Iterator[Finding]:
+    yield from checks.findings(spec, device=device, environ=environ, stream=stream)
+    trouble = _te_version()
+    if trouble is not None:
+        yield refuse("transformer engine", f"runner megatron_lm: {trouble}")
+
+
+_RUNNERS: dict[str, Callable[[Spec, str, Mapping[str, str], Stream | None], Iterator[Finding]]] = {
+    "builtin": _builtin,
+    "megatron_lm": _megatron,
+}
+"""`runner` of a spec -> what it asks of specs, data and this machine."""
+
+
+def _topology(spec: Spec) -> Iterator[Finding]:
+    top = spec.topology
     if top.nodes > 1:
         yield refuse("nodes", f"topology.nodes is {top.nodes}: only one node is supported yet; set it to 1")
     if top.domain_size < 2:
@@ -158,20 +185,24 @@ def _attention(spec: Spec, device: str) -> Iterator[Finding]:
 
 
 def _transformer_engine(communication: str, half: bool) -> str | None:
-    installed, wanted = _version("transformer-engine"), ".".join(map(str, TE_MINIMUM))
     if communication not in TE_COMMUNICATIONS:
         return f"cases.attention: Transformer Engine's communication is {', '.join(TE_COMMUNICATIONS)}; write te/p2p"
+    trouble = _te_version()
+    if trouble is not None:
+        return f"cases.attention te: {trouble}"
+    return None if half else "cases.attention te needs CUDA and bfloat16; choose auto"
+
+
+def _te_version() -> str | None:
+    installed, wanted = _version("transformer-engine"), ".".join(map(str, TE_MINIMUM))
     if installed is None:
-        return (
-            f"cases.attention te needs Transformer Engine {wanted} or newer; it is not installed "
-            "(pip install 'dcpbench[te]')"
-        )
+        return f"Transformer Engine {wanted} or newer is needed; it is not installed (pip install 'dcpbench[te]')"
     if _leading(installed) < TE_MINIMUM:
         return (
             f"Transformer Engine {installed} is installed; packed sequences need {wanted} or newer, older versions do "
             "not converge on them"
         )
-    return None if half else "cases.attention te needs CUDA and bfloat16; choose auto"
+    return None
 
 
 def _version(distribution: str) -> str | None:
@@ -243,12 +274,6 @@ def _cpu(spec: Spec) -> Iterator[Finding]:
 
 
 def _paths(spec: Spec, folder: Path | None) -> Iterator[Finding]:
-    load = spec.training.load_path
-    if load is not None and not (load / ".metadata").is_file():
-        yield refuse(
-            "load_path",
-            f"training.load_path {load} is no torch.distributed.checkpoint folder: it has no .metadata file",
-        )
     for name, path in (("the run folder", folder), ("training.save_path", spec.training.save_path)):
         if path is not None:
             yield from _writable(name, path)

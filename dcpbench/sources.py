@@ -7,7 +7,7 @@ log. The ledger says which launches failed, whatever their records look like.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcpbench import config, ledger, plan, profiles, runfolder
@@ -48,7 +48,7 @@ def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto
         for case, path in zip(_CASE_NAMES, logs, strict=True):
             table = parse_log(path, format)
             launches.append(LaunchInput(id=f"{pair:02d}-{case}", case=case, pair=pair, position=None, table=table))
-    return Source("logs", tuple(launches))
+    return Source("logs", tuple(_positions(launches)))
 
 
 def read_run(path: Path) -> Source:
@@ -69,6 +69,9 @@ def read_run(path: Path) -> Source:
         if (profile := profiles.read(planned.id, planned.folder)) is not None:
             profiled.append(profile)
         table = _table(planned)
+        if table.format == "megatron":
+            table, remark = _with_what_is_known(planned, table)
+            remarks += remark
         failure = None if ends is None else _failure(planned.id, ends)
         if table.format == "native" and failure is None:
             remarks.append(
@@ -81,6 +84,26 @@ def read_run(path: Path) -> Source:
 
 
 _CASE_NAMES: tuple[CaseName, CaseName] = ("baseline", "dcp")
+_LOG_FORMATS = {"builtin": "native", "megatron_lm": "megatron"}
+"""The format of a launch's console log, by runner."""
+
+
+def _with_what_is_known(planned: Launch, table: LaunchTable) -> tuple[LaunchTable, list[str]]:
+    from dcpbench.megatron import recorded  # noqa: PLC0415 - the data stream, for this runner only
+
+    table, remark = recorded.completed(
+        table, planned.spec, planned.case, planned.id, folder=planned.folder, data=planned.data
+    )
+    return table, [remark] if remark else []
+
+
+def _positions(launches: Sequence[LaunchInput]) -> list[LaunchInput]:
+    """The launches with their places in time, where every log tells when it began and no two began together."""
+    starts = [launch.table.started for launch in launches]
+    if None in starts or len(set(starts)) < len(starts):
+        return list(launches)
+    order = sorted(map(str, starts))
+    return [replace(launch, position=order.index(str(launch.table.started)) + 1) for launch in launches]
 
 
 def _profiling(spec: Spec) -> list[str]:
@@ -106,7 +129,7 @@ def _table(planned: Launch) -> LaunchTable:
         if planned.records.is_file():
             return FORMATS["jsonl"][1](planned.records)
         if planned.log.is_file():
-            return FORMATS["native"][1](planned.log)
+            return FORMATS[_LOG_FORMATS[planned.spec.runner]][1](planned.log)
     except OSError as error:
         raise LogError(f"the records of launch {planned.id} cannot be read: {error.strerror}") from None
     hint = f"launch {planned.id} left neither records.jsonl nor stdout.log"

@@ -312,6 +312,26 @@ class Decision(Section):
     )
 
 
+class Megatron(Section):
+    """What only `runner: megatron_lm` needs to know; the built-in worker ignores it."""
+
+    checkout: Path | None = Field(
+        None, description="Root of a Megatron-LM checkout whose `pretrain_gpt.py` knows dynamic context parallelism."
+    )
+    attention_backend: Literal["fused", "flash", "auto"] = Field(
+        "fused",
+        description="Attention backend of Transformer Engine; flash needs FlashAttention 3 for packed samples.",
+    )
+    prompt_format: Literal["default", "nemotron-h-aligned", "nemotron-nano-v2"] = Field(
+        "default",
+        description="How conversations become tokens. default: the tokenizer's chat template, every token trained on. "
+        "The others leave system and user turns out of the loss (data.loss_on: response).",
+    )
+    extra_flags: tuple[str, ...] = Field(
+        (), description="Further arguments for `pretrain_gpt.py`, the same in both cases; none that the spec decides."
+    )
+
+
 class Output(Section):
     """Where the run folder goes."""
 
@@ -328,13 +348,16 @@ class Spec(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="Name of the comparison.",
     )
-    runner: Literal["builtin"] = Field("builtin", description="What trains: the built-in worker.")
+    runner: Literal["builtin", "megatron_lm"] = Field(
+        "builtin", description="What trains: the built-in worker, or `pretrain_gpt.py` of a Megatron-LM checkout."
+    )
     model: Model = Model()
     topology: Topology = Topology()
     training: Training = Training()
     data: Data = LognormalData()
     cases: Cases = Cases()
     launches: Launches = Launches()
+    megatron: Megatron = Megatron()
     tolerances: Tolerances = Tolerances()
     decision: Decision = Decision()
     output: Output = Output()

@@ -39,6 +39,7 @@ FLOATS = (
     "grad_norm",
     "learning_rate",
     "seconds",
+    "imbalance",
     "scheduling_seconds",
     "peak_memory_bytes",
     "reserved_memory_bytes",
@@ -78,6 +79,8 @@ class LaunchTable:
     malformed: tuple[Malformed, ...] = ()
     problems: dict[int, tuple[str, ...]] | None = None
     """Row -> what is wrong with its numbers, such as `loss is nan`."""
+    started: str | None = None
+    """Local time of the first record, `YYYY-MM-DD HH:MM:SS.ffffff`, in formats that log one."""
     ends_are_marked: bool = False
     """Whether a complete launch of this format writes an end mark."""
     hint: str = ""

@@ -50,7 +50,7 @@ def segments(path: Path) -> Iterator[tuple[int, str]]:
                     pending.clear()
                     length = 0
                 if "\r" in whole or "\x1b" in whole:
-                    yield from _stretches(number, whole)
+                    yield from stretches(number, whole)
                 else:
                     yield number, whole
                 number += 1
@@ -59,14 +59,15 @@ def segments(path: Path) -> Iterator[tuple[int, str]]:
             if length > _LONGEST_SEGMENT:
                 # A file without line feeds must not be held in memory: give out all up to the last CR.
                 head, cut, tail = "".join(pending).rpartition("\r")
-                yield from _stretches(number, head if cut else tail)
+                yield from stretches(number, head if cut else tail)
                 pending = [tail] if cut else []
                 length = len(tail) if cut else 0
     if pending:
-        yield from _stretches(number, "".join(pending))
+        yield from stretches(number, "".join(pending))
 
 
-def _stretches(number: int, line: str) -> Iterator[tuple[int, str]]:
+def stretches(number: int, line: str) -> Iterator[tuple[int, str]]:
+    """(line number, text) of each stretch of one physical line, without colour codes; see `segments`."""
     for part in _ESCAPES.sub("", line).split("\r"):
         yield number, part
 

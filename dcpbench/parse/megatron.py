@@ -9,10 +9,12 @@ neither sums nor timer nor counters, so the second record is the mean of both.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcpbench.parse.lines import Field, RecordReader, segments
+from dcpbench.records import Malformed
 from dcpbench.table import LaunchTable, TableBuilder, Value
 
 HINT = "Megatron prints on the last rank"
@@ -32,11 +34,39 @@ _FIELDS = {
 _CLOSING = "number of nan iterations"
 _RESTART = "[before the start of training step]"
 _RECORD = re.compile(_START, re.ASCII)
+_TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\]\s+iteration\s", re.ASCII)
 
 
 def recognises(text: str) -> bool:
     """Whether the text holds the start of one of Megatron-LM's training records."""
     return "consumed samples:" in text and _RECORD.search(text) is not None
+
+
+class LogReader:
+    """Finds the records in the lines of one log, with the averaging of the second record undone."""
+
+    def __init__(self) -> None:
+        self._records = RecordReader(_START, _FIELDS, closing=_CLOSING, literals=("iteration",))
+        self._averaging = _Averaging(self._records.names)
+        self.names = self._records.names
+        """Columns of the rows that `read` gives; `seconds` holds milliseconds."""
+        self.started: str | None = None
+        """The time of the first record, as logged."""
+
+    @property
+    def malformed(self) -> list[Malformed]:
+        """What began like a record and was none."""
+        return self._records.malformed
+
+    def read(self, number: int, text: str) -> Iterator[tuple[list[Value], tuple[str, ...]]]:
+        """(row, problems) of each record in one stretch of text."""
+        if _RESTART in text:
+            self._averaging.restart()
+        for row, problems in self._records.read(number, text):
+            if self.started is None and (match := _TIME.search(text)):
+                self.started = match[1]
+            self._averaging.undo(row)
+            yield row, problems
 
 
 def parse(path: Path) -> LaunchTable:
@@ -45,14 +75,10 @@ def parse(path: Path) -> LaunchTable:
     Raises:
         OSError: the file cannot be read.
     """
-    reader = RecordReader(_START, _FIELDS, closing=_CLOSING, literals=("iteration",))
+    reader = LogReader()
     builder = TableBuilder(reader.names, {"seconds": 1e3})
-    averaging = _Averaging(reader.names)
     for number, text in segments(path):
-        if _RESTART in text:
-            averaging.restart()
         for row, problems in reader.read(number, text):
-            averaging.undo(row)
             builder.add(row, problems)
     return LaunchTable(
         source=path.name,
@@ -60,6 +86,7 @@ def parse(path: Path) -> LaunchTable:
         columns=builder.columns(),
         malformed=tuple(reader.malformed),
         problems=builder.problems,
+        started=reader.started,
         hint=f"no records here ({path.name}); {HINT}",
     )
 

@@ -84,9 +84,9 @@ def test_all_refusals_in_one_error() -> None:
     lines = str(caught.value).splitlines()
     assert lines == [
         "topology.tp is 2: the built-in worker has no tensor parallelism yet; set it to 1",
-        "topology.nodes is 2: only one node is supported yet; set it to 1",
         "cases.attention 'magic' is not known; choose flash, cudnn, sdpa, reference, auto, one of these after "
         "symmetric/ or collective/ or auto/, or te",
+        "topology.nodes is 2: only one node is supported yet; set it to 1",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO must be 0 or 1; set one of them or unset it",
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcpbench import config, plan, resources
+from dcpbench import config, plan, preflight, resources
 from dcpbench.data.lengths import dataset_lengths
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
@@ -24,8 +24,12 @@ GENERATED = {name: path for name, path in FILES.items() if "kind: text" not in p
 GPUS = GpuSurvey(gpus=tuple(Gpu(name=str(n), model="NVIDIA H200", processes=0) for n in range(8)))
 
 
+CHECKOUT = Path(__file__).parents[1] / "data" / "megatron_checkout"
+
+
 def load(name: str, *overrides: str) -> Spec:
-    return config.load(FILES[name], environ={}, overrides=overrides).spec
+    runner = (f"megatron.checkout={CHECKOUT}",) if name.startswith("megatron_") else ()
+    return config.load(FILES[name], environ={}, overrides=(*overrides, *runner)).spec
 
 
 def schedulers_of(spec: Spec) -> dict[str, Scheduler]:
@@ -50,14 +54,15 @@ def batches(spec: Spec) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_is_planned_and_passes_preflight(name: str, tmp_path: Path) -> None:
+def test_is_planned_and_passes_preflight(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_version", lambda _: "2.20.2")
     spec = load(name)
     assert spec.name == name
     launches = plan.build(spec, tmp_path)
     assert len(launches) == 2 * spec.launches.pairs
     assert {launch.case for launch in launches} == set(CASES)
     assert f"--nproc-per-node={spec.topology.gpus_per_node}" in plan.torchrun(launches[0])
-    workload, _, machine = name.partition("_")
+    workload, _, machine = name.rpartition("_")
     assert workload
     assert machine == f"{spec.topology.gpus_per_node}x{'cpu' if spec.topology.device == 'cpu' else 'h200'}"
     assert [finding.message for finding in inspect(spec, environ={}, gpus=GPUS).refusals] == []

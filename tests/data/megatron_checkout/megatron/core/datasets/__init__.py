@@ -1,0 +1,1 @@
+"""Part of a stand-in for a Megatron-LM checkout; our own text."""
