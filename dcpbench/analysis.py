@@ -7,15 +7,16 @@ stored files only, so that folder can be deleted and rebuilt with the same bytes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcpbench import disturbances
 from dcpbench.align import KEYS, Aligned, align, expected_iterations
-from dcpbench.cautions import cautions
+from dcpbench.cautions import cautions, unsteady
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
 from dcpbench.profiles import LaunchProfile
@@ -23,7 +24,9 @@ from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, la
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Decision, Tolerances
 from dcpbench.stats.interval import Interval, Speed, decide, interval, order_interval, pairs_to_settle
+from dcpbench.stats.lengths import LengthBin, by_longest
 from dcpbench.stats.parity import Parity, parity
+from dcpbench.stats.steadiness import without_outliers, workload_removed
 from dcpbench.stats.throughput import Speedup, log_ratios, order_effect, speedup
 from dcpbench.verdict import Verdict, judge
 
@@ -53,6 +56,10 @@ class Analysis:
     order_effect: float | None = None
     """How many times as long a case takes for coming second in its pair."""
     order_interval: tuple[float, float] | None = None
+    lengths: tuple[LengthBin, ...] = ()
+    """Speed-up by the longest sample of the batch."""
+    workload: str | None = None
+    """What iteration times were divided by before their steadiness was looked at."""
     parity: Parity | None = None
     aligned_on: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
@@ -92,6 +99,10 @@ def analyze_run(
         global_batch_size=training.global_batch_size,
         tolerances=tolerances or source.spec.tolerances,
         decision=decision or source.spec.decision,
+        disturbed={
+            launch.id: disturbances.read(folder / "launches" / launch.id / "gpu.csv")
+            for launch in source.launches
+        },
     )
 
 
@@ -140,6 +151,7 @@ def analyze(
     global_batch_size: int | None,
     tolerances: Tolerances,
     decision: Decision | None = None,
+    disturbed: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Analysis:
     """Align, compute, judge. Faults are part of the result, not exceptions.
 
@@ -158,14 +170,19 @@ def analyze(
         )
     measured = None if aligned is None else Measured(aligned, left_out, global_batch_size)
     result_parity = None if aligned is None else _parity(aligned, tolerances)
-    results = [launch_result(launch, measured) for launch in launches]
+    z, workload = _workload_removed(measured) if measured else (None, None)
+    results = [launch_result(launch, measured, z) for launch in launches]
     times = (measured.seconds("baseline"), measured.seconds("dcp")) if measured else None
     first = _baseline_first(launches)
     asked = decision or Decision()
     logs = log_ratios(*times) if times else None
     found = None if logs is None else interval(logs)
     speed = None if logs is None else decide(found, asked.margin)
-    settling_pairs = pairs_to_settle(logs, asked.margin) if logs is not None and speed == "inconclusive" else None
+    doubts = () if times is None or speed is None else _doubts(results, times, speed, asked.margin)
+    speed = "inconclusive" if doubts else speed
+    settling_pairs = (
+        pairs_to_settle(logs, asked.margin) if logs is not None and speed == "inconclusive" and not doubts else None
+    )
     more = None if settling_pairs is None or logs is None else settling_pairs - logs.size
     effect = order_effect(logs, first) if logs is not None and first is not None else None
     effect_ends = order_interval(logs, first) if logs is not None and first is not None else None
@@ -193,6 +210,8 @@ def analyze(
         more_pairs=more,
         order_effect=effect,
         order_interval=effect_ends,
+        lengths=_by_longest(measured) if measured else (),
+        workload=workload,
         parity=result_parity,
         aligned_on=("iteration", *(KEYS[key] for key in aligned.keys)) if aligned else (),
         cautions=cautions(
@@ -203,7 +222,7 @@ def analyze(
             warmup=left_out,
             parity=result_parity,
             check_loss_parity=tolerances.check_loss_parity,
-            remarks=source.remarks,
+            remarks=(*doubts, *unsteady(results, left_out, disturbed or {}), *source.remarks),
             order_effect=effect,
             order_interval=effect_ends,
             margin=asked.margin,
@@ -247,3 +266,43 @@ def _parity(aligned: Aligned, tolerances: Tolerances) -> Parity:
         aligned.of_case("dcp", "grad_norm"),
         float32=all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches),
     )
+
+
+def _workload_removed(measured: Measured) -> tuple[dict[str, NDArray[np.float64]], str]:
+    z, how = {}, ""
+    for case in CASES:
+        squared = measured.column(case, "squared_lengths")
+        z[case], how = workload_removed(measured.seconds(case), measured.tokens(case), squared)
+    return z, how
+
+
+def _by_longest(measured: Measured) -> tuple[LengthBin, ...]:
+    longest = measured.column("baseline", "longest")
+    if longest is None:
+        return ()
+    return by_longest(measured.seconds("baseline"), measured.seconds("dcp"), longest[0])
+
+
+def _doubts(
+    results: Sequence[LaunchResult], times: tuple[NDArray[np.float64], NDArray[np.float64]], speed: Speed, margin: float
+) -> tuple[str, ...]:
+    """Why a speed-up that its interval decides is not decided after all."""
+    if speed in ("inconclusive", "indicative"):
+        return ()
+    found = [launch.steadiness for launch in results if launch.steadiness is not None]
+    unstable = sum(launch.label == "unstable" for launch in found)
+    if 3 * unstable > len(found):
+        return (f"{unstable} of {len(found)} launches changed level without a direction: nothing is decided on them.",)
+    flagged = np.zeros(times[0].shape, dtype=np.bool_)
+    rows: dict[str, int] = {}
+    for launch in results:
+        row = rows.setdefault(launch.case, 0)
+        rows[launch.case] += 1
+        if launch.steadiness is not None:
+            flagged[row, list(launch.steadiness.outliers)] = True
+    if not flagged.any():
+        return ()
+    other = decide(interval(without_outliers(*times, flagged)), margin)
+    if other == speed:
+        return ()
+    return (f"Without the iterations that stand out the speed-up is {other}, with them {speed}: it is not decided.",)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dcpbench.align import KEYS, Aligned
 from dcpbench.faults import LaunchInput
 from dcpbench.records import RunHeader
+from dcpbench.results import LaunchResult
 from dcpbench.stats.parity import Parity
 
 _CONTROLLED = (
@@ -58,6 +59,30 @@ def cautions(
         found += _losses(parity, check_loss_parity)
     found += [*_formats(launches), *remarks]
     return tuple(found)
+
+
+def unsteady(results: Sequence[LaunchResult], warmup: int, disturbed: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Launches that drift or change level, iterations that stand out, and the cause where telemetry knows one."""
+    found: list[str] = []
+    for launch in results:
+        known, causes = launch.steadiness, "; ".join(disturbed.get(launch.id, ()))
+        because = f" Telemetry of this launch: {causes}." if causes else ""
+        if known is not None and known.label != "flat":
+            how = "changed level within its window" if known.label == "unstable" else f"drifted by {known.drift:+.1%}"
+            longer = warmup + known.truncation
+            hint = f"; a warm-up of {longer} would leave the start out" if known.truncation else ""
+            found.append(f"{launch.id} ({known.label}) {how}{hint}.{because}")
+        if known is not None and known.outliers:
+            numbers = [str(warmup + 1 + index) for index in known.outliers]
+            shown = ", ".join(numbers[:10]) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+            plural = "s" if len(numbers) > 1 else ""
+            found.append(
+                f"{launch.id}: iteration{plural} {shown} stand{'' if plural else 's'} out from what the batch takes; "
+                f"counted all the same.{because}"
+            )
+        elif causes and (known is None or known.label == "flat"):
+            found.append(f"{launch.id}: {causes}.")
+    return found
 
 
 def _swapped(launches: Sequence[LaunchInput]) -> list[str]:

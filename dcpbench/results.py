@@ -13,7 +13,7 @@ from dcpbench.align import Aligned
 from dcpbench.faults import LaunchInput
 from dcpbench.records import RunHeader
 from dcpbench.stats.profile import CaseProfile, case_profile
-from dcpbench.stats.steadiness import settling
+from dcpbench.stats.steadiness import Steadiness, settling, steadiness
 from dcpbench.stats.throughput import CaseStatistics, FlopModel, case_statistics
 
 
@@ -46,6 +46,7 @@ class LaunchResult:
     tokens_per_second: float | None = None
     settling: int = 0
     """Leading measured iterations that still ran slow."""
+    steadiness: Steadiness | None = None
 
 
 class Measured:
@@ -112,6 +113,7 @@ def case_result(launches: Sequence[LaunchInput], case: str, measured: Measured |
             scheduling_seconds=measured.column(case, "scheduling_seconds"),
             peak_memory_bytes=measured.column(case, "peak_memory_bytes"),
             tflops_per_gpu=measured.column(case, "tflops_per_gpu"),
+            imbalance=measured.column(case, "imbalance"),
         ),
     )
 
@@ -121,8 +123,13 @@ def _last(measured: Measured, case: str, total: str) -> int | None:
     return None if totals is None else int(totals[0, -1])
 
 
-def launch_result(launch: LaunchInput, measured: Measured | None) -> LaunchResult:
-    """What is known of one launch; the numbers are None when nothing was measured."""
+def launch_result(
+    launch: LaunchInput, measured: Measured | None, z: dict[str, NDArray[np.float64]] | None = None
+) -> LaunchResult:
+    """What is known of one launch; the numbers are None when nothing was measured.
+
+    `z` has the workload-removed times by case, of the shape of its seconds.
+    """
     table = launch.table
     known = LaunchResult(
         id=launch.id,
@@ -148,4 +155,5 @@ def launch_result(launch: LaunchInput, measured: Measured | None) -> LaunchResul
         samples_per_second=own.samples_per_second,
         tokens_per_second=own.tokens_per_second,
         settling=settling(seconds[0]),
+        steadiness=steadiness(z[launch.case][index]) if z else None,
     )

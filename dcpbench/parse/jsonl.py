@@ -12,7 +12,8 @@ from dcpbench.table import ABSENT, FLOATS, INTEGERS, LaunchTable, TableBuilder, 
 _LINE = re.compile(r'\s*\{"kind":\s*"(?:header|iteration|end)"')
 
 _INTEGERS = tuple(name for name in INTEGERS if name not in ("line", "total", "skipped", "skipped_samples"))
-_NAMES = ("line", "skipped", "batch_digest", "cp_sizes", *_INTEGERS, *FLOATS)
+_FLOATS = tuple(name for name in FLOATS if name != "imbalance")
+_NAMES = ("line", "skipped", "batch_digest", "cp_sizes", "imbalance", *_INTEGERS, *_FLOATS)
 
 
 def recognises(text: str) -> bool:
@@ -56,10 +57,17 @@ def parse(path: Path) -> LaunchTable:
 
 def _row(number: int, record: IterationRecord) -> list[Value]:
     row: list[Value] = [number, int(record.skipped), record.batch_digest or "", records.cp_text(record.cp_sizes)]
+    row.append(_imbalance(record.rank_seconds))
     for name in _INTEGERS:
         value = getattr(record, name)
         row.append(ABSENT if value is None else value)
-    for name in FLOATS:
+    for name in _FLOATS:
         value = getattr(record, name)
         row.append(float("nan") if value is None else value)
     return row
+
+
+def _imbalance(rank_seconds: tuple[float, ...]) -> float:
+    """The slowest rank's time over the ranks' mean time; NaN where it is not recorded."""
+    total = sum(rank_seconds)
+    return max(rank_seconds) * len(rank_seconds) / total if total > 0 else float("nan")

@@ -30,6 +30,8 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         yield Text()
         yield _table(("", *analysis.cases), wording.case_rows(analysis))
         yield _table(("speed-up of dcp (above 1: faster)", "times"), wording.speedup_rows(analysis))
+        if analysis.lengths:
+            yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield _table(("loss parity", ""), wording.parity_rows(analysis))
         yield _table(wording.GATE_COLUMNS, wording.gate_rows(analysis))
         for sentence in wording.gate_sentences(analysis):

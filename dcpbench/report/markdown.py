@@ -40,6 +40,9 @@ def _sections(analysis: Analysis) -> Iterator[str]:
             "very different lengths they leave out the long ones, so they are no substitute for it."
         )
         yield _table(("pair", "times as fast"), wording.pair_rows(analysis))
+        if analysis.lengths:
+            yield "## Speed-up by length"
+            yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield "## Loss parity"
         yield _table(wording.GATE_COLUMNS, wording.gate_rows(analysis))
         if sentences := wording.gate_sentences(analysis):
@@ -47,6 +50,10 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         yield _table(("quantity", "value"), wording.parity_rows(analysis))
     yield "## Launches"
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))
+    if rows := wording.steady_rows(analysis):
+        yield "## Steadiness"
+        yield f"Times of the measured window over {analysis.workload}, so that batches of all lengths compare."
+        yield _table(wording.STEADY_COLUMNS, rows)
     if analysis.profiles:
         yield "## Where the time goes"
         yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))

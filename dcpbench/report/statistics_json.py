@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
-    from dcpbench.results import CaseResult
+    from dcpbench.results import CaseResult, LaunchResult
 
 SCHEMA_VERSION = 1
 
@@ -33,6 +33,9 @@ _REASONS = {
     "pairs_spread": "one pair of launches has no spread",
     "more_pairs": "only where the speed-up is inconclusive, from two pairs and for up to 200",
     "min_speedup": "none was asked for",
+    "low": "one pair of launches has no interval",
+    "high": "one pair of launches has no interval",
+    "rank_imbalance": "the records carry no times of single ranks",
     "floor": "needs two launches of a case, and is not used by every gate",
     "order_interval": "known only when each order of the cases was launched at least twice",
     "order_effect": "known only when both orders of the cases were launched",
@@ -68,6 +71,8 @@ def document(analysis: Analysis) -> dict[str, Any]:
         },
         "order_effect": analysis.order_effect,
         "order_interval": list(analysis.order_interval) if analysis.order_interval else None,
+        "by_longest_sample": [asdict(found) for found in analysis.lengths],
+        "workload_removed_by": analysis.workload,
         "parity": {
             "passed": parity.passed if parity else None,
             "checked": analysis.tolerances.check_loss_parity,
@@ -85,7 +90,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "gates": [asdict(gate) for gate in parity.gates] if parity else None,
         },
         "aligned_on": list(analysis.aligned_on),
-        "launches": [asdict(launch) for launch in analysis.launches],
+        "launches": [_launch(launch, analysis.warmup) for launch in analysis.launches],
         "profiles": [
             {"launch": profile.launch, "iterations": [asdict(found) for found in profile.iterations]}
             for profile in analysis.profiles
@@ -96,6 +101,12 @@ def document(analysis: Analysis) -> dict[str, Any]:
     compared = analysis.aligned is not None
     result["reasons"] = {path: _reason(path, compared) for path in nulls(result) if not path.startswith("faults.")}
     return result
+
+
+def _launch(launch: LaunchResult, warmup: int) -> dict[str, Any]:
+    known = launch.steadiness
+    steadiness = known and {**asdict(known), "outliers": [warmup + 1 + index for index in known.outliers]}
+    return {**asdict(launch), "steadiness": steadiness}
 
 
 def _certainty(analysis: Analysis) -> dict[str, Any]:
@@ -153,6 +164,7 @@ def _case(case: CaseResult) -> dict[str, Any]:
         "cp_sizes": {str(size): n for size, n in profile.cp_sizes.items()} if profile and profile.cp_sizes else None,
         "microbatches": profile.microbatches if profile else None,
         "scheduling_ms": profile.scheduling_ms if profile else None,
+        "rank_imbalance": profile.imbalance if profile else None,
         "peak_memory_bytes": profile.peak_memory_bytes if profile else None,
         "logged_tflops_per_gpu": profile.logged_tflops_per_gpu if profile else None,
         "scheduler": header.scheduler if header else None,

@@ -105,6 +105,7 @@ _CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
     ("padding share of tokens", _profile("padding_share", ".2%")),
     ("microbatches per iteration", _profile("microbatches")),
     ("microbatches by CP size", _cp_sizes),
+    ("slowest rank's time over the ranks' mean", _profile("imbalance", ",.3f")),
     ("scheduling per iteration (ms)", _profile("scheduling_ms", ",.3f")),
     ("peak memory of a rank", _memory),
     ("of it weights + gradients + optimizer, beside it communicators", _memory_parts),
@@ -149,6 +150,42 @@ def _interval_rows(analysis: Analysis) -> list[Row]:
 def pair_rows(analysis: Analysis) -> list[Row]:
     """(pair, speed-up in it)."""
     return [(f"{number}", f"{value:.3f}") for number, value in enumerate(getattr(analysis.speedup, "by_pair", ()), 1)]
+
+
+LENGTH_COLUMNS = ("longest sample of the batch", "iterations", "share of baseline time", "speed-up", "95 % interval")
+
+
+def length_rows(analysis: Analysis) -> list[Row]:
+    """One row for each bin of batches, under `LENGTH_COLUMNS`."""
+    return [
+        (
+            f"{found.shortest:,} to {found.longest:,} tokens",
+            f"{found.iterations:,}",
+            f"{found.share:.0%}",
+            f"{found.speedup:.3f}",
+            NONE if found.low is None else f"{found.low:.3f} to {found.high:.3f}",
+        )
+        for found in analysis.lengths
+    ]
+
+
+STEADY_COLUMNS = ("launch", "times are", "drift", "correlation of neighbours", "worth independent", "stand out")
+
+
+def steady_rows(analysis: Analysis) -> list[Row]:
+    """How steady each launch was, under `STEADY_COLUMNS`."""
+    return [
+        (
+            launch.id,
+            launch.steadiness.label,
+            f"{launch.steadiness.drift:+.1%}",
+            f"{launch.steadiness.correlation:.2f}",
+            f"{launch.steadiness.effective:,.0f}",
+            f"{len(launch.steadiness.outliers)}",
+        )
+        for launch in analysis.launches
+        if launch.steadiness is not None
+    ]
 
 
 GATE_COLUMNS = ("gate", "found", "allowed", "same case", "")

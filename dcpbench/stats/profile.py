@@ -28,6 +28,8 @@ class CaseProfile:
     peak_memory_bytes: int | None
     logged_tflops_per_gpu: float | None
     """Mean of what the program itself logged; Megatron-LM counts padding in."""
+    imbalance: float | None = None
+    """Mean over iterations of the slowest rank's time over the ranks' mean time; 1 is balanced."""
 
 
 def case_profile(
@@ -38,6 +40,7 @@ def case_profile(
     scheduling_seconds: NDArray[Any] | None,
     peak_memory_bytes: NDArray[Any] | None,
     tflops_per_gpu: NDArray[Any] | None,
+    imbalance: NDArray[Any] | None = None,
 ) -> CaseProfile:
     """The profile of one case. `cp_sizes` holds words such as `b"1x6,2x3"`."""
     share = None
@@ -53,6 +56,7 @@ def case_profile(
         scheduling_ms=None if scheduling is None else 1e3 * scheduling,
         peak_memory_bytes=int(max(peaks)) if len(peaks) else None,
         logged_tflops_per_gpu=_mean(tflops_per_gpu),
+        imbalance=_mean(imbalance),
     )
 
 
