@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -236,15 +237,25 @@ def _kernels(name: str, device: torch.device, dtype: torch.dtype, dim: int, dete
 def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Transport:
     if name == "collective" or device.type != "cuda" or not groups.shared:
         return CollectiveTransport()
-    try:
+    missing = _no_mapped_memory(device, groups.world)
+    if missing is None:
         from dcpbench.dcp.attention.symmetric import SymmetricTransport  # noqa: PLC0415  # needs Triton
-    except ImportError as error:
-        if name == "symmetric":
-            raise PreflightError(
-                f"cases.attention symmetric/... needs Triton and torch's symmetric memory: {error}"
-            ) from None
-        return CollectiveTransport()
-    return SymmetricTransport(groups, sizes.rows, sizes.kv_heads * sizes.dim, dtype, device)
+
+        return SymmetricTransport(groups, sizes.rows, sizes.kv_heads * sizes.dim, dtype, device)
+    if name == "symmetric":
+        raise PreflightError(f"cases.attention symmetric/...: {missing}; choose collective/... or auto")
+    return CollectiveTransport()
+
+
+def _no_mapped_memory(device: torch.device, ranks: int) -> str | None:
+    """Why the ranks, one for each of this machine's first GPUs, cannot read each other's memory; None if they can."""
+    for module in ("triton", "torch.distributed._symmetric_memory"):
+        if find_spec(module) is None:
+            return f"{module} is not installed"
+    for peer in range(ranks):
+        if peer != device.index and not torch.cuda.can_device_access_peer(device, peer):
+            return f"GPU {device.index} cannot access the memory of GPU {peer}"
+    return None
 
 
 def _overlap(
