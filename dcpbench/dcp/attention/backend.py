@@ -9,6 +9,7 @@ cannot serve is refused; nothing falls back in silence, and the launch header na
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -237,7 +238,7 @@ def _kernels(name: str, device: torch.device, dtype: torch.dtype, dim: int, dete
 def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Transport:
     if name == "collective" or device.type != "cuda" or not groups.shared:
         return CollectiveTransport()
-    missing = _no_mapped_memory(device, groups.world)
+    missing = _no_mapped_memory(groups.world)
     if missing is None:
         from dcpbench.dcp.attention.symmetric import SymmetricTransport  # noqa: PLC0415  # needs Triton
 
@@ -247,14 +248,15 @@ def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.dev
     return CollectiveTransport()
 
 
-def _no_mapped_memory(device: torch.device, ranks: int) -> str | None:
+def _no_mapped_memory(ranks: int) -> str | None:
     """Why the ranks, one for each of this machine's first GPUs, cannot read each other's memory; None if they can."""
     for module in ("triton", "torch.distributed._symmetric_memory"):
         if find_spec(module) is None:
             return f"{module} is not installed"
-    for peer in range(ranks):
-        if peer != device.index and not torch.cuda.can_device_access_peer(device, peer):
-            return f"GPU {device.index} cannot access the memory of GPU {peer}"
+    # All pairs, not only this rank's: every rank must come to the same answer.
+    for gpu, peer in itertools.permutations(range(ranks), 2):
+        if not torch.cuda.can_device_access_peer(gpu, peer):
+            return f"GPU {gpu} cannot access the memory of GPU {peer}"
     return None
 
 

@@ -174,9 +174,9 @@ def test_cudnn_alone_refuses_what_it_cannot_serve() -> None:
 def test_gpus_that_cannot_reach_each_other_fall_back_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, peer: peer != 2)
-    assert backend._no_mapped_memory(torch.device("cuda", 0), 2) is None
+    assert backend._no_mapped_memory(2) is None
     reason = "GPU 0 cannot access the memory of GPU 2"
-    assert backend._no_mapped_memory(torch.device("cuda", 0), 4) == reason
+    assert backend._no_mapped_memory(4) == reason
     groups = SimpleNamespace(shared=(CpGroup(4, 0, None),), world=4)
     arguments = (groups, backend.Sizes(1, 1, 64, 8), torch.device("cuda", 0), torch.bfloat16)
     assert backend._transport("auto", *arguments).name == "collective"  # type: ignore[arg-type]
