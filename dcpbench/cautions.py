@@ -63,25 +63,42 @@ def cautions(
 
 def unsteady(results: Sequence[LaunchResult], warmup: int, disturbed: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Launches that drift or change level, iterations that stand out, and the cause where telemetry knows one."""
-    found: list[str] = []
+    found = [*_labels(results, warmup)]
     for launch in results:
         known, causes = launch.steadiness, "; ".join(disturbed.get(launch.id, ()))
         because = f" Telemetry of this launch: {causes}." if causes else ""
-        if known is not None and known.label != "flat":
-            how = "changed level within its window" if known.label == "unstable" else f"drifted by {known.drift:+.1%}"
-            longer = warmup + known.truncation
-            hint = f"; a warm-up of {longer} would leave the start out" if known.truncation else ""
-            found.append(f"{launch.id} ({known.label}) {how}{hint}.{because}")
         if known is not None and known.outliers:
             numbers = [str(warmup + 1 + index) for index in known.outliers]
             shown = ", ".join(numbers[:10]) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-            plural = "s" if len(numbers) > 1 else ""
+            plural = len(numbers) > 1
             found.append(
-                f"{launch.id}: iteration{plural} {shown} stand{'' if plural else 's'} out from what the batch takes; "
-                f"counted all the same.{because}"
+                f"{launch.id}: iteration{'s' if plural else ''} {shown} stand{'' if plural else 's'} out from what the "
+                f"batch takes; counted all the same.{because}"
             )
-        elif causes and (known is None or known.label == "flat"):
+        elif causes:
             found.append(f"{launch.id}: {causes}.")
+    return found
+
+
+_LABELS = {
+    "warming": "became faster within the measured window",
+    "slowing": "became slower within the measured window",
+    "unstable": "changed level within the measured window",
+}
+
+
+def _labels(results: Sequence[LaunchResult], warmup: int) -> list[str]:
+    """One sentence for each way in which launches were not steady."""
+    found = []
+    for label, words in _LABELS.items():
+        concerned = [(launch.id, launch.steadiness) for launch in results
+                     if launch.steadiness is not None and launch.steadiness.label == label]  # fmt: skip
+        if not concerned:
+            continue
+        names = ", ".join(name if label == "unstable" else f"{name} ({known.drift:+.1%})" for name, known in concerned)
+        cut = max(known.truncation for _, known in concerned)
+        hint = f"; try a warm-up of {warmup + cut} iterations" if cut and label != "slowing" else ""
+        found.append(f"Not steady: {names} {words}{hint}.")
     return found
 
 

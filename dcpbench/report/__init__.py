@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dcpbench.errors import LogError
 from dcpbench.redact import redact
-from dcpbench.report import aligned_parquet, csv_table, markdown, statistics_json
+from dcpbench.report import aligned_parquet, csv_table, figures, html, markdown, statistics_json
 from dcpbench.runfolder import write_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ FILES: dict[str, Callable[[Analysis], bytes | None]] = {
     "aligned.parquet": aligned_parquet.write,
     "statistics.json": _text(statistics_json.write),
     "report.md": _text(markdown.write),
+    "report.html": _text(html.write),
     "summary.csv": _text(csv_table.write),
+    **{f"{name}.png": figures.png(name) for name in figures.CAPTIONS},
 }
 """File of the `analysis/` folder -> its writer; None means that this analysis has no such file."""
 

@@ -188,6 +188,33 @@ def steady_rows(analysis: Analysis) -> list[Row]:
     ]
 
 
+def setup_rows(analysis: Analysis) -> list[Row]:
+    """(what, baseline, dcp): what the launches say of the machine, the model and the versions they ran on."""
+    headers = [case.header for case in analysis.cases.values()]
+    rows: list[Row] = []
+    for label, name in _SETUP_ROWS.items():
+        rows.append((label, *(_plain(getattr(header, name, None)) for header in headers)))
+    packages = sorted({package for header in headers if header for package in header.versions})
+    rows += [(package, *(_plain(header.versions.get(package) if header else None) for header in headers))
+             for package in packages]  # fmt: skip
+    return [row for row in rows if any(cell != NONE for cell in row[1:])]
+
+
+def _plain(value: object) -> str:
+    return NONE if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_SETUP_ROWS = {
+    "device": "device",
+    "ranks": "world_size",
+    "ranks of a DPxCP domain": "domain_size",
+    "CP size of the baseline": "cp",
+    "capacity (tokens of a rank)": "capacity",
+    "samples of an iteration": "global_batch_size",
+    "parameters": "parameters",
+}
+
+
 GATE_COLUMNS = ("gate", "found", "allowed", "same case", "")
 
 

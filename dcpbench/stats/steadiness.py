@@ -93,7 +93,7 @@ def steadiness(z: Values) -> Steadiness:
     label: Label = "flat"
     if sure and abs(drift) > _DRIFT:
         label = "slowing" if drift > 0 else "warming"
-    elif max(quarters) / min(quarters) - 1 > _LEVELS:
+    elif max(quarters) / min(quarters) - 1 > max(_LEVELS, _chance(z)):
         label = "unstable"
     rho = _lag1(np.log(z))
     return Steadiness(label, drift, rho, z.size * (1 - rho) / (1 + rho), _mser5(z), _outliers(z))
@@ -119,6 +119,16 @@ def _outliers(z: Values) -> tuple[int, ...]:
     if found.size > _MOST_LISTED:
         found = np.sort(found[np.argsort(-away[found], kind="stable")[:_MOST_LISTED]])
     return tuple(found.tolist())
+
+
+def _chance(z: Values) -> float:
+    """How far the medians of the window's quarters lie apart by chance, once in about a thousand windows.
+
+    A median of m values has about 1.25 times the spread of their mean, and the range of four normal
+    values exceeds 5.3 of their standard deviations that rarely (tables of the studentised range).
+    """
+    spread = float(stats.median_abs_deviation(z, scale="normal"))
+    return 5.3 * 1.25 * spread / float(np.sqrt(max(z.size / 4, 1.0))) / float(np.median(z))
 
 
 def _mser5(z: Values) -> int:

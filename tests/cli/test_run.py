@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dcpbench import cli, ledger
+from dcpbench import cli, ledger, report
 
 SPEC = {
     "name": "tiny",
@@ -88,7 +88,7 @@ def test_run_folder_holds_what_the_product_promises(finished: tuple[Path, object
     folder, _ = finished
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     expected = {"spec.yaml", "plan.json", "ledger.jsonl", "manifest.json"}
-    expected |= {f"analysis/{name}" for name in ("aligned.parquet", "statistics.json", "report.md", "summary.csv")}
+    expected |= {f"analysis/{name}" for name in report.FILES}
     for launch in ("01-baseline", "01-dcp"):
         expected |= {f"launches/{launch}/{name}" for name in ("launch.json", "stdout.log", "records.jsonl")}
     assert expected <= names

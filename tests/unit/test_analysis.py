@@ -284,7 +284,7 @@ def test_folders_that_are_no_run(tmp_path: Path) -> None:
 def test_rebuilt_with_the_same_bytes(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, ONE_PAIR)
     paths = report.write(analyze_run(folder), folder / "analysis")
-    assert {path.name for path in paths} == {"aligned.parquet", "statistics.json", "report.md", "summary.csv"}
+    assert {path.name for path in paths} == set(FILES)
     first = {path: path.read_bytes() for path in paths}
     shutil.rmtree(folder / "analysis")
     report.write(analyze_run(folder), folder / "analysis")
@@ -296,7 +296,8 @@ def test_a_failing_analysis_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> 
     report.write(analyze_run(folder), folder / "analysis")
     broken = run_folder(tmp_path / "bad", ONE_PAIR, changes={"01-dcp": {2: {"loss": None}}})
     report.write(analyze_run(broken), folder / "analysis")
-    assert {path.name for path in (folder / "analysis").iterdir()} == {"statistics.json", "report.md", "summary.csv"}
+    left = {path.name for path in (folder / "analysis").iterdir()}
+    assert left == {"statistics.json", "report.md", "report.html", "summary.csv"}
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -336,8 +337,9 @@ def test_no_secret_gets_into_any_report(tmp_path: Path) -> None:
     target = Console(file=io.StringIO(), width=500)
     target.print(console.render(leaky))
     assert isinstance(target.file, io.StringIO)
-    texts = [target.file.getvalue(), *((FILES[name](leaky) or b"").decode() for name in FILES if "parquet" not in name)]
-    assert len(texts) == 4
+    readable = [name for name in FILES if not name.endswith((".parquet", ".png"))]
+    texts = [target.file.getvalue(), *((FILES[name](leaky) or b"").decode() for name in readable)]
+    assert len(texts) == 5
     for text in texts:
         assert secret not in text
         assert not redact.scan(text)

@@ -1,0 +1,208 @@
+"""The pictures of a report, as SVG to inline in a page and as PNG files beside it.
+
+Drawn with matplotlib, which is loaded only when a picture is made. The same analysis gives the same
+bytes: no date, no random ids. Lines and text of the SVG take the page's own colour, so that one
+picture serves light and dark pages.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dcpbench.analysis import Analysis
+
+COLOURS = {"baseline": "#d1750a", "dcp": "#2f81d8"}
+"""Orange and blue: told apart by people who see red and green alike, on white and on black."""
+_INK = "#5a6b7c"
+"""Stands for the page's own text colour in the SVG; a colour of its own in the PNG."""
+_MOST_POINTS = 1500
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.facecolor": "none",
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "path.simplify": True,
+}
+
+
+def svg(analysis: Analysis, name: str) -> str | None:
+    """A picture as an `<svg>` element; None where the analysis has nothing for it."""
+    made = _render(analysis, name, "svg", {"Date": None, "Creator": None})
+    if made is None:
+        return None
+    text = made.decode()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    # The page gives the width; the viewBox keeps the proportions.
+    return re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", text, count=1), count=1)
+
+
+def png(name: str) -> Callable[[Analysis], bytes | None]:
+    """The writer of a picture's PNG file."""
+    return lambda analysis: _render(analysis, name, "png", {"Software": None})
+
+
+def _render(analysis: Analysis, name: str, kind: str, metadata: dict[str, None]) -> bytes | None:
+    import matplotlib  # noqa: PLC0415 - half a second, for reports only
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    if analysis.aligned is None:
+        return None
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+        figure = Figure(figsize=(6.4, 3.4))
+        if not _PICTURES[name][1](analysis, figure):
+            return None
+        file = io.BytesIO()
+        clear = "none" if kind == "svg" else "white"
+        figure.savefig(file, format=kind, dpi=160, metadata=metadata, facecolor=clear)
+    return file.getvalue()
+
+
+def _launches(analysis: Analysis, figure: Figure) -> bool:
+    """Throughput of both launches of each pair, and the speed-up in it with the interval over all."""
+    assert analysis.speedup is not None
+    left, right = figure.subplots(1, 2)
+    unit = "tokens/s" if all(launch.tokens_per_second for launch in analysis.launches) else "iterations/s"
+    values: dict[str, dict[int, float]] = {case: {} for case in COLOURS}
+    for launch in analysis.launches:
+        rate = launch.tokens_per_second if unit == "tokens/s" else 1000.0 / (launch.mean_ms or 1.0)
+        values[launch.case][launch.pair] = rate or 0.0
+    for pair, rate in values["baseline"].items():
+        left.plot([pair, pair], [rate, values["dcp"][pair]], color=_INK, linewidth=1, alpha=0.6, zorder=1)
+    for case, rates in values.items():
+        left.scatter(list(rates), list(rates.values()), color=COLOURS[case], label=case, s=28, zorder=2)
+    left.set(xlabel="pair of launches", ylabel=unit)
+    left.set_ylim(0, 1.1 * max(rate for rates in values.values() for rate in rates.values()))
+    left.legend(loc="lower right", fontsize=9)
+    pairs = list(values["baseline"])
+    if analysis.interval is not None:
+        right.axhspan(analysis.interval.low, analysis.interval.high, color=COLOURS["dcp"], alpha=0.15, linewidth=0)
+    right.axhline(analysis.speedup.total, color=COLOURS["dcp"], linewidth=1.2)
+    right.axhline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    right.scatter(pairs, list(analysis.speedup.by_pair), color=COLOURS["dcp"], s=28, zorder=2)
+    right.set(xlabel="pair of launches", ylabel="times as fast as baseline")
+    for axes in (left, right):
+        axes.set_xticks(pairs if len(pairs) <= 12 else pairs[:: -(-len(pairs) // 12)])
+        axes.margins(x=0.15)
+    return True
+
+
+def _iterations(analysis: Analysis, figure: Figure) -> bool:
+    axes = figure.subplots()
+    if analysis.warmup:
+        axes.axvspan(0.5, analysis.warmup + 0.5, color=_INK, alpha=0.15, linewidth=0, label="warm-up")
+    _lines(analysis, axes, "seconds", 1000.0)
+    axes.set(xlabel="iteration", ylabel="ms, slowest rank")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right", fontsize=9, ncols=3)
+    return True
+
+
+def _loss(analysis: Analysis, figure: Figure) -> bool:
+    assert analysis.aligned is not None
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    _lines(analysis, upper, "loss", 1.0)
+    upper.set_ylabel("loss")
+    upper.legend(loc="upper right", fontsize=9)
+    both = [analysis.aligned.of_case(case, "loss") for case in COLOURS]
+    assert both[0] is not None
+    assert both[1] is not None
+    for row in both[1] - both[0]:
+        at, values = _thinned(row)
+        lower.plot(at, values, color=COLOURS["dcp"], linewidth=0.9, alpha=0.7)
+    lower.axhline(0.0, color=_INK, linewidth=0.8, linestyle=":")
+    lower.set(xlabel="iteration", ylabel="dcp - baseline")
+    _whole_numbers(lower)
+    lower.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
+    return True
+
+
+def _lengths(analysis: Analysis, figure: Figure) -> bool:
+    if not analysis.lengths:
+        return False
+    axes = figure.subplots()
+    places = range(len(analysis.lengths))
+    heights = [found.speedup for found in analysis.lengths]
+    axes.bar(places, heights, color=COLOURS["dcp"], width=0.6)
+    for place, found in zip(places, analysis.lengths, strict=True):
+        if found.low is not None and found.high is not None:
+            axes.plot([place, place], [found.low, found.high], color=_INK, linewidth=1.5)
+        axes.annotate(f"{found.speedup:.2f}", (place, 0.02), xycoords=("data", "axes fraction"), ha="center", color="w")
+    axes.axhline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    axes.set_xticks(places, [f"{f.shortest:,} to {f.longest:,}\n{f.share:.0%} of time" for f in analysis.lengths])
+    axes.set_ylim(0, 1.1 * max(found.high or found.speedup for found in analysis.lengths))
+    axes.set(xlabel="longest sample of the batch (tokens)", ylabel="times as fast as baseline")
+    return True
+
+
+def _cp_sizes(analysis: Analysis, figure: Figure) -> bool:
+    counts = {name: case.profile.cp_sizes if case.profile else None for name, case in analysis.cases.items()}
+    if not all(counts.values()):
+        return False
+    axes = figure.subplots()
+    sizes = sorted({size for found in counts.values() for size in found or ()})
+    for place, (name, found) in enumerate(counts.items()):
+        heights = [100 * (found or {}).get(size, 0) / sum((found or {}).values()) for size in sizes]
+        at = [index + 0.4 * (place - 0.5) for index in range(len(sizes))]
+        axes.bar(at, heights, width=0.38, color=COLOURS[name], label=name)
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    axes.set(xlabel="CP size", ylabel="% of the case's microbatches")
+    axes.legend(loc="best", fontsize=9)
+    return True
+
+
+def _lines(analysis: Analysis, axes: Axes, column: str, scale: float) -> None:
+    assert analysis.aligned is not None
+    for case, colour in COLOURS.items():
+        rows = analysis.aligned.of_case(case, column)
+        for number, row in enumerate(() if rows is None else rows):
+            at, values = _thinned(row * scale)
+            label = case if number == 0 else None
+            axes.plot(at, values, color=colour, linewidth=1.0, alpha=0.75, label=label)
+    axes.margins(x=0.01)
+    _whole_numbers(axes)
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _thinned(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Iteration numbers and values to draw; of very long launches means of neighbours, as no eye sees more."""
+    step = -(-values.size // _MOST_POINTS)
+    starts = np.arange(0, values.size, step)
+    sizes = np.diff(np.append(starts, values.size))
+    return starts + (sizes + 1) / 2, np.add.reduceat(values, starts) / sizes
+
+
+_PICTURES: dict[str, tuple[str, Callable[[Analysis, Figure], bool]]] = {
+    "launches": ("Launches: throughput in each pair, and the speed-up with its 95 % interval", _launches),
+    "iterations": ("Iteration times of every launch", _iterations),
+    "loss": ("Loss of every launch, and the difference within each pair", _loss),
+    "lengths": ("Speed-up by the longest sample of the batch", _lengths),
+    "cp_sizes": ("Microbatches by CP size", _cp_sizes),
+}
+CAPTIONS = {name: caption for name, (caption, _) in _PICTURES.items()}
+"""Picture -> what it shows."""
