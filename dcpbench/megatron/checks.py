@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,8 @@ from dcpbench.spec import Spec, TextData
 _PROMPTS = ("instruction", "prompt", "query", "question")
 _RESPONSES = ("output", "response", "completion", "answer")
 """Column names under which Megatron-LM finds a prompt and its response."""
+_EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
+"""How this Python names a compiled module."""
 _FUSED_LIMIT = 2**30
 """Heads x (longest sequence)^2 from which cuDNN has no deterministic backward for packed sequences on Hopper."""
 
@@ -154,19 +158,42 @@ def _checkout(spec: Spec, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _build(checkout: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Rank 0 runs `make` for the data-set helpers at every start, also for mock data."""
-    if shutil.which("make") is None:
+    if shutil.which("make", path=environment.program_path(environ)) is None:
         yield refuse("build", "`make` is not there: Megatron-LM runs it at every start; install it")
     if probe.helpers_are_built(checkout):
         yield ok("build", "the data-set helpers of Megatron-LM are built")
         return
     needs = "Megatron-LM compiles its data-set helpers at the first start"
+    path = environment.program_path(environ)
     for program in ((environ.get("CXX") or "g++").split()[0], "python3-config"):
-        if shutil.which(program) is None:
+        if shutil.which(program, path=path) is None:
             yield refuse("build", f"`{program}` is not there: {needs}; install it")
+        elif program == "python3-config" and (suffix := _extension_suffix(path)) not in (None, _EXTENSION):
+            yield refuse(
+                "build",
+                f"`python3-config` is that of another Python ({suffix}, not {_EXTENSION}): {needs}; put the right one "
+                "first on PATH, or build them beforehand",
+            )
     if find_spec("pybind11") is None:
         yield refuse("build", f"the package pybind11 is not there: {needs}; pip install pybind11")
     if not os.access(probe.helpers_folder(checkout), os.W_OK):
         yield refuse("build", f"{probe.helpers_folder(checkout)} cannot be written: {needs}; build them beforehand")
+
+
+def _extension_suffix(path: str) -> str | None:
+    """How `python3-config` would name a compiled module; None where it does not say."""
+    try:
+        done = subprocess.run(
+            ["python3-config", "--extension-suffix"],
+            env={"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _packages(spec: Spec) -> Iterator[Finding]:

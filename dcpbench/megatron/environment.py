@@ -6,6 +6,7 @@ Source of the rules: Megatron-LM's argument validation (branch `dev`, commit d48
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -30,9 +31,17 @@ def settings(spec: Spec) -> dict[str, str]:
 
 
 def variables(spec: Spec, checkout: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """`settings`, and where Python finds the checkout's own modules, before any installed megatron-core."""
-    paths = [str(checkout), *filter(None, [environ.get("PYTHONPATH")])]
-    return settings(spec) | {"PYTHONPATH": os.pathsep.join(paths)}
+    """`settings`, and where programs and modules are found: this Python first, and the checkout's own modules.
+
+    Its build calls `python3`, which must be the one that trains; an installed megatron-core must not come before it.
+    """
+    modules = [str(checkout), *filter(None, [environ.get("PYTHONPATH")])]
+    return settings(spec) | {"PYTHONPATH": os.pathsep.join(modules), "PATH": program_path(environ)}
+
+
+def program_path(environ: Mapping[str, str]) -> str:
+    """`PATH` with the folder of this Python at its head."""
+    return os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH") or os.defpath])
 
 
 def findings(spec: Spec, environ: Mapping[str, str]) -> Iterator[Finding]:

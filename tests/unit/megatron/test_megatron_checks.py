@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,25 @@ def test_the_checkout_comes_first_on_the_python_path() -> None:
     assert values["PYTHONPATH"] == "/m:/other"
 
 
+def test_the_build_calls_the_python_that_trains() -> None:
+    values = environment.variables(spec(), Path("/m"), {"PATH": "/usr/bin"})
+    assert values["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+def test_a_build_for_another_python_is_refused(tmp_path: Path) -> None:
+    """The compiled helpers would bear a name under which this Python does not look."""
+    folder = Path(shutil.copytree(CHECKOUT, tmp_path / "m"))
+    (folder / "megatron/core/datasets/helpers.cpp").write_text("")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python3-config").write_text("#!/bin/sh\necho .cpython-38-other.so\n")
+    (programs / "python3-config").chmod(0o755)
+    environ = {"PATH": str(programs)}
+    found = " ".join(refused(spec(megatron={"checkout": str(folder)}), environ))
+    own = (Path(sys.executable).parent / "python3-config").exists()
+    assert own or "is that of another Python (.cpython-38-other.so, not " in found
+
+
 @pytest.mark.parametrize("lost", ["pretrain_gpt.py", "gpt_builders.py"])
 def test_a_package_without_the_script_is_no_checkout(tmp_path: Path, lost: str) -> None:
     folder = Path(shutil.copytree(CHECKOUT, tmp_path / "m"))
@@ -150,7 +170,7 @@ def test_what_the_first_start_compiles_with_is_asked_for(tmp_path: Path, monkeyp
     source.write_text("")
     s = spec(megatron={"checkout": str(folder)})
     monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "pybind11" else object())
-    monkeypatch.setattr(shutil, "which", lambda name: None if name in {"g++", "make"} else f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name, path: None if name in {"g++", "make"} else f"/usr/bin/{name}")
     messages = " ".join(refused(s))
     for word in ("`make` is not there", "`g++` is not there", "pip install pybind11"):
         assert word in messages
