@@ -79,6 +79,8 @@ def read_run(path: Path) -> Source:
             )
         position = started.get(planned.id, planned.position if ends is None else None)
         launches.append(LaunchInput(planned.id, planned.case, planned.pair, position, table, failure))
+    if spec.runner == "megatron_lm" and any(launch.table.has("tokens") for launch in launches):
+        remarks.append("Token counts are those of the prepared data: Megatron-LM logs samples only.")
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
     return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled))
 

@@ -128,6 +128,7 @@ def test_everything_of_a_run(run: Run, checkout: Path) -> None:
     assert statistics["cases"]["baseline"]["tokens_per_second"] == pytest.approx((39 + 8 + 99 + 16) / 0.1)
     assert statistics["cases"]["baseline"]["logged_tflops_per_gpu"] == pytest.approx(119.5)
     assert statistics["cases"]["baseline"]["tflops_per_gpu"] is not None
+    assert "Token counts are those of the prepared data" in (done.folder / "analysis" / "report.md").read_text()
     manifest = json.loads((done.folder / "manifest.json").read_text())
     head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     assert manifest["megatron"]["commit"] == head.stdout.strip()
