@@ -281,6 +281,35 @@ def report(run: RunPath, json: Json = False, debug: Debug = False) -> None:
     _exit(commands.show_report(run, as_json=json))
 
 
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to compare with.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder that is judged.")],
+    allow: Annotated[
+        list[str], typer.Option("--allow", metavar="FIELD", help="A field of the spec that may differ; repeatable.")
+    ] = [],  # noqa: B006
+    decide: Decide = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Two finished runs side by side; fails where dcp of the second is slower."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    _exit(commands.compare(first, second, allow=allow, required=decide, as_json=json))
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the run folders lie.")] = Path("runs"),
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The run folders of a folder: when, which spec, and what came out."""
+    from dcpbench import commands  # noqa: PLC0415
+
+    _exit(commands.list_runs(folder, as_json=json))
+
+
 def _pairs(pairs: int | None, quick: bool, rigorous: bool) -> tuple[str, int | None]:
     """The option that says how many pairs, and how many."""
     given = {"--pairs": pairs, "--quick": 2 if quick else None, "--rigorous": 10 if rigorous else None}

@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -235,6 +236,80 @@ def show_report(path: Path, *, as_json: bool) -> int:
         sys.stderr.write(f"dcpbench: wrote {file}\n")
     _show(result, as_json)
     return ExitCode.PASSED
+
+
+def compare(first: Path, second: Path, *, allow: Sequence[str], required: bool, as_json: bool) -> int:
+    """Two finished runs side by side."""
+    from dcpbench import comparison  # noqa: PLC0415
+
+    found = comparison.compare(first, second, allow=allow, required=required)
+    if as_json:
+        document = {"schema_version": 1, **asdict(found), "exit_code": int(found.exit_code)}
+        _out(json.dumps(redact_value(document, identity=False), indent=2, allow_nan=False))
+        return found.exit_code
+    rows = [
+        (
+            row.quantity,
+            f"{row.first:,.4g}" if row.first < 1000 else f"{row.first:,.0f}",
+            f"{row.second:,.4g}" if row.second < 1000 else f"{row.second:,.0f}",
+            f"{row.ratio:.3f}",
+            "-" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}",
+            row.verdict,
+        )
+        for row in found.rows
+    ]
+    dcp = next(row for row in found.rows if row.quantity.startswith("dcp"))
+    _out(f"{found.outcome.upper()}: dcp of {found.runs[1]} is {dcp.ratio:.3f} times as fast as of {found.runs[0]} "
+         f"({dcp.verdict}).")  # fmt: skip
+    _table(("", *found.runs, "second / first", "95 % interval", "verdict"), rows)
+    for note in found.notes:
+        _out(redact(f"Note: {note}"))
+    return found.exit_code
+
+
+def list_runs(folder: Path, *, as_json: bool) -> int:
+    """The run folders below a folder."""
+    from dcpbench import history  # noqa: PLC0415
+
+    found = history.runs(folder)
+    if as_json:
+        document = {"schema_version": 1, "runs": [asdict(run) for run in found]}
+        _out(json.dumps(redact_value(document, identity=False), indent=2, allow_nan=False))
+        return ExitCode.PASSED
+    rows = [
+        (
+            run.when or "never launched",
+            run.spec,
+            str(run.pairs),
+            "-" if run.speedup is None else f"{run.speedup:.3f}",
+            "-" if run.low is None else f"{run.low:.3f} to {run.high:.3f}",
+            run.speed or "-",
+            run.verdict or "not analysed",
+            run.path,
+        )
+        for run in found
+    ]
+    if not rows:
+        _out(f"{folder} holds no run folder")
+        return ExitCode.PASSED
+    _table(("started", "spec", "pairs", "speed-up", "95 % interval", "speed", "verdict", "run folder"), rows)
+    return ExitCode.PASSED
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*(Text(redact(cell, identity=False)) for cell in row))
+    screen = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    with screen.capture() as capture:
+        screen.print(table)
+    _out(capture.get().rstrip("\n"))
 
 
 def _merged(stored: Tolerances, given: Mapping[str, Any]) -> Tolerances:

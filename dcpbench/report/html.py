@@ -32,7 +32,8 @@ p { max-width: 50rem; }
 .answer.passed { border-color: var(--good); } .answer.inconclusive { border-color: var(--warn); }
 .answer p { margin: .4rem 0 0; }
 .big { font-size: 2.6rem; line-height: 1.1; font-weight: 650; font-variant-numeric: tabular-nums; }
-.big small { display: block; margin-top: .4rem; font-size: 1rem; line-height: 1.4; font-weight: 400; color: var(--dim); }
+.big small { display: block; margin-top: .4rem; font-size: 1rem; line-height: 1.4;
+  font-weight: 400; color: var(--dim); }
 .cautions li { margin: .3rem 0; max-width: 50rem; }
 .faults li { color: var(--bad); }
 .figures { display: grid; margin-top: 2rem; gap: 1.5rem;

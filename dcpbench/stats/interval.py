@@ -128,13 +128,39 @@ def order_interval(logs: Values, baseline_first: NDArray[np.bool_]) -> tuple[flo
     first, second = logs[baseline_first], logs[~baseline_first]
     if min(first.size, second.size) < 2:
         return None
-    errors = np.array([group.var(ddof=1) / group.size for group in (first, second)])
-    middle = float(second.mean() - first.mean()) / 2
+    middle, half = _welch(first, second, _CONFIDENCE)
+    return float(np.exp(middle / 2 - half / 2)), float(np.exp(middle / 2 + half / 2))
+
+
+def unpaired(first: Values, second: Values) -> Interval | None:
+    """The intervals of the ratio of two independent groups, second over first, from logarithms of shape (launches,).
+
+    By Welch's method; None where a group has a single launch. `pairs` is the size of the smaller group.
+    """
+    if min(first.size, second.size) < 2:
+        return None
+    middle, wide = _welch(first, second, _CONFIDENCE)
+    _, narrow = _welch(first, second, _EQUIVALENCE)
+    return Interval(
+        pairs=min(first.size, second.size),
+        low=float(np.exp(middle - wide)),
+        high=float(np.exp(middle + wide)),
+        equivalence_low=float(np.exp(middle - narrow)),
+        equivalence_high=float(np.exp(middle + narrow)),
+        spread=float(np.hypot(_spread(first), _spread(second))),
+        half_width=wide,
+        p_value=None,
+    )
+
+
+def _welch(first: Values, second: Values, confidence: float) -> tuple[float, float]:
+    """Difference of means and half-width of its interval, for unequal variances."""
+    errors = np.array([_spread(group) ** 2 / group.size for group in (first, second)])
     total = float(errors.sum())
     # Welch and Satterthwaite; equal values in both groups leave no width and no degrees of freedom.
     freedom = total**2 / float((errors**2 / np.array([first.size - 1, second.size - 1])).sum()) if total > 0 else 1.0
-    wide = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * np.sqrt(total) / 2
-    return float(np.exp(middle - wide)), float(np.exp(middle + wide))
+    half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * float(np.sqrt(total))
+    return float(second.mean() - first.mean()), half
 
 
 def timing_floor(totals: Values) -> float | None:
