@@ -45,6 +45,17 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
+def available(analysis: Analysis) -> list[tuple[str, str]]:
+    """(name, caption) of the pictures that this analysis has something for."""
+    if analysis.aligned is None:
+        return []
+    missing = {
+        "lengths": not analysis.lengths,
+        "cp_sizes": not all(case.profile and case.profile.cp_sizes for case in analysis.cases.values()),
+    }
+    return [(name, caption) for name, caption in CAPTIONS.items() if not missing.get(name)]
+
+
 def svg(analysis: Analysis, name: str) -> str | None:
     """A picture as an `<svg>` element; None where the analysis has nothing for it."""
     made = _render(analysis, name, "svg", {"Date": None, "Creator": None})
@@ -63,22 +74,21 @@ def png(name: str) -> Callable[[Analysis], bytes | None]:
 
 
 def _render(analysis: Analysis, name: str, kind: str, metadata: dict[str, None]) -> bytes | None:
+    if name not in dict(available(analysis)):
+        return None
     import matplotlib  # noqa: PLC0415 - half a second, for reports only
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    if analysis.aligned is None:
-        return None
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
         figure = Figure(figsize=(6.4, 3.4))
-        if not _PICTURES[name][1](analysis, figure):
-            return None
+        _PICTURES[name][1](analysis, figure)
         file = io.BytesIO()
         clear = "none" if kind == "svg" else "white"
         figure.savefig(file, format=kind, dpi=160, metadata=metadata, facecolor=clear)
     return file.getvalue()
 
 
-def _launches(analysis: Analysis, figure: Figure) -> bool:
+def _launches(analysis: Analysis, figure: Figure) -> None:
     """Throughput of both launches of each pair, and the speed-up in it with the interval over all."""
     assert analysis.speedup is not None
     left, right = figure.subplots(1, 2)
@@ -104,10 +114,9 @@ def _launches(analysis: Analysis, figure: Figure) -> bool:
     for axes in (left, right):
         axes.set_xticks(pairs if len(pairs) <= 12 else pairs[:: -(-len(pairs) // 12)])
         axes.margins(x=0.15)
-    return True
 
 
-def _iterations(analysis: Analysis, figure: Figure) -> bool:
+def _iterations(analysis: Analysis, figure: Figure) -> None:
     axes = figure.subplots()
     if analysis.warmup:
         axes.axvspan(0.5, analysis.warmup + 0.5, color=_INK, alpha=0.15, linewidth=0, label="warm-up")
@@ -115,10 +124,9 @@ def _iterations(analysis: Analysis, figure: Figure) -> bool:
     axes.set(xlabel="iteration", ylabel="ms, slowest rank")
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize=9, ncols=3)
-    return True
 
 
-def _loss(analysis: Analysis, figure: Figure) -> bool:
+def _loss(analysis: Analysis, figure: Figure) -> None:
     assert analysis.aligned is not None
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     _lines(analysis, upper, "loss", 1.0)
@@ -134,12 +142,9 @@ def _loss(analysis: Analysis, figure: Figure) -> bool:
     lower.set(xlabel="iteration", ylabel="dcp - baseline")
     _whole_numbers(lower)
     lower.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
-    return True
 
 
-def _lengths(analysis: Analysis, figure: Figure) -> bool:
-    if not analysis.lengths:
-        return False
+def _lengths(analysis: Analysis, figure: Figure) -> None:
     axes = figure.subplots()
     places = range(len(analysis.lengths))
     heights = [found.speedup for found in analysis.lengths]
@@ -152,13 +157,10 @@ def _lengths(analysis: Analysis, figure: Figure) -> bool:
     axes.set_xticks(places, [f"{f.shortest:,} to {f.longest:,}\n{f.share:.0%} of time" for f in analysis.lengths])
     axes.set_ylim(0, 1.1 * max(found.high or found.speedup for found in analysis.lengths))
     axes.set(xlabel="longest sample of the batch (tokens)", ylabel="times as fast as baseline")
-    return True
 
 
-def _cp_sizes(analysis: Analysis, figure: Figure) -> bool:
+def _cp_sizes(analysis: Analysis, figure: Figure) -> None:
     counts = {name: case.profile.cp_sizes if case.profile else None for name, case in analysis.cases.items()}
-    if not all(counts.values()):
-        return False
     axes = figure.subplots()
     sizes = sorted({size for found in counts.values() for size in found or ()})
     for place, (name, found) in enumerate(counts.items()):
@@ -168,7 +170,6 @@ def _cp_sizes(analysis: Analysis, figure: Figure) -> bool:
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set(xlabel="CP size", ylabel="% of the case's microbatches")
     axes.legend(loc="best", fontsize=9)
-    return True
 
 
 def _lines(analysis: Analysis, axes: Axes, column: str, scale: float) -> None:
@@ -197,7 +198,7 @@ def _thinned(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return starts + (sizes + 1) / 2, np.add.reduceat(values, starts) / sizes
 
 
-_PICTURES: dict[str, tuple[str, Callable[[Analysis, Figure], bool]]] = {
+_PICTURES: dict[str, tuple[str, Callable[[Analysis, Figure], None]]] = {
     "launches": ("Launches: throughput in each pair, and the speed-up with its 95 % interval", _launches),
     "iterations": ("Iteration times of every launch", _iterations),
     "loss": ("Loss of every launch, and the difference within each pair", _loss),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dcpbench.report import wording
+from dcpbench.report import figures, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -28,6 +28,8 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         yield "## Faults"
         yield "Nothing is compared while the records of a case are incomplete or do not match."
         yield _list(wording.fault_lines(analysis, _MOST_FAULTS))
+    if analysis.aligned is not None:
+        yield "\n\n".join(f"![{caption}]({name}.png)" for name, caption in figures.available(analysis))
     if analysis.speedup is not None:
         yield "## The cases"
         yield _table(("", *analysis.cases), wording.case_rows(analysis))
