@@ -63,6 +63,15 @@ class Format(StrEnum):
     megatron = "megatron"
 
 
+class Shown(StrEnum):
+    """Values of `--format` of `report`."""
+
+    text = "text"
+    junit = "junit"
+    github = "github"
+    summary = "summary"
+
+
 def _complete_spec(incomplete: str) -> list[str]:
     from dcpbench import resources  # noqa: PLC0415 - only where the shell asks
 
@@ -274,11 +283,21 @@ def check(
 
 
 @app.command()
-def report(run: RunPath, json: Json = False, debug: Debug = False) -> None:
+def report(
+    run: RunPath,
+    format: Annotated[
+        Shown,
+        typer.Option(
+            "--format", help="text; junit: XML; github: annotations of GitHub Actions; summary: short Markdown."
+        ),
+    ] = Shown.text,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Write the report files of a finished run again and show the report."""
     from dcpbench import commands  # noqa: PLC0415
 
-    _exit(commands.show_report(run, as_json=json))
+    _exit(commands.show_report(run, format=format.value, as_json=json))
 
 
 @app.command()

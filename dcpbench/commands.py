@@ -225,8 +225,8 @@ def _inspect(spec: Spec, gpus: GpuSurvey) -> PreflightReport:
         return preflight.inspect(spec, environ=os.environ, stream=stream, gpus=gpus)
 
 
-def show_report(path: Path, *, as_json: bool) -> int:
-    """Write the report files of a finished run again, from its stored records, and show the report."""
+def show_report(path: Path, *, format: str, as_json: bool) -> int:
+    """Write the report files of a finished run again, from its stored records, and show the report in a format."""
     from dcpbench import analysis  # noqa: PLC0415
     from dcpbench import report as reports  # noqa: PLC0415
 
@@ -234,7 +234,12 @@ def show_report(path: Path, *, as_json: bool) -> int:
     result = analysis.analyze_run(path)
     for file in reports.write(result, folder.analysis):
         sys.stderr.write(f"dcpbench: wrote {file}\n")
-    _show(result, as_json)
+    if format == "text" or as_json:
+        _show(result, as_json)
+    else:
+        from dcpbench.report import ci  # noqa: PLC0415
+
+        _out(redact(ci.FORMATS[format](result)).rstrip("\n"))
     return ExitCode.PASSED
 
 

@@ -1,0 +1,90 @@
+"""The result for continuous integration: JUnit XML, annotations of GitHub Actions, a summary for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape, quoteattr
+
+from dcpbench.report import wording
+
+if TYPE_CHECKING:
+    from dcpbench.analysis import Analysis
+
+_NOT_IN_XML = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
+
+
+def junit(analysis: Analysis) -> str:
+    """One test case for the records, for each parity gate that counts, and for what was asked of the speed-up."""
+    cases = list(_checks(analysis))
+    failed = sum(problem is not None for _, problem in cases)
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuites><testsuite name={quoteattr(f"dcpbench {analysis.name}")} tests="{len(cases)}" '
+        f'failures="{failed}" errors="0" skipped="0">',
+    ]
+    for name, problem in cases:
+        head = f'<testcase classname="dcpbench" name={quoteattr(name)}'
+        if problem is None:
+            lines.append(f"{head}/>")
+        else:
+            text = problem.translate(_NOT_IN_XML)
+            lines.append(f"{head}><failure message={quoteattr(text)}>{escape(text)}</failure></testcase>")
+    lines.append(f"<system-out>{escape(wording.headline(analysis).translate(_NOT_IN_XML))}</system-out>")
+    return "\n".join([*lines, "</testsuite></testsuites>", ""])
+
+
+def github(analysis: Analysis) -> str:
+    """Workflow commands: an error for each thing that failed, a warning for each caution, the headline as a notice."""
+    lines = [f"::error title=dcpbench: {_property(name)}::{_data(problem)}"
+             for name, problem in _checks(analysis) if problem is not None]  # fmt: skip
+    lines += [f"::warning title=dcpbench::{_data(caution)}" for caution in analysis.cautions]
+    lines.append(f"::notice title=dcpbench {_property(analysis.name)}::{_data(wording.headline(analysis))}")
+    return "\n".join([*lines, ""])
+
+
+def summary(analysis: Analysis) -> str:
+    """A few lines of Markdown: the answer, the numbers of both cases, and how many cautions there are."""
+    lines = [f"### dcpbench: {_cell(analysis.name)}", "", f"**{_cell(wording.headline(analysis))}**", ""]
+    wanted = ("mean iteration (ms)", "tokens/s (padding left out)", "microbatches by CP size", "peak memory of a rank")
+    rows = [row for row in wording.case_rows(analysis) if row[0] in wanted]
+    if rows:
+        lines += [f"| | {' | '.join(analysis.cases)} |", "|---|---:|---:|"]
+        lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+        lines.append("")
+    lines += [f"- {_cell(fault)}" for fault in wording.fault_lines(analysis, 10)]
+    if analysis.cautions:
+        lines += ["<details><summary>Cautions</summary>", "", *(f"- {_cell(c)}" for c in analysis.cautions), "",
+                  "</details>"]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+FORMATS: dict[str, Callable[[Analysis], str]] = {"junit": junit, "github": github, "summary": summary}
+"""Value of `dcpbench report --format` -> its writer."""
+
+
+def _checks(analysis: Analysis) -> Iterator[tuple[str, str | None]]:
+    """(what was checked, what is wrong with it or None)."""
+    faults = wording.fault_lines(analysis, 20)
+    yield "records complete and on the same samples", "; ".join(faults) or None
+    if analysis.parity is not None and analysis.tolerances.check_loss_parity:
+        for gate in analysis.parity.gates:
+            if gate.enforced:
+                problem = f"{gate.statistic:.3g}, allowed {gate.limit:.3g}; usually {gate.meaning}"
+                yield f"loss parity {gate.name}: {gate.title}", None if gate.passed else problem
+    asked = analysis.decision
+    if asked.min_speedup is not None or asked.required:
+        own = "; ".join(reason for reason in analysis.verdict.reasons if not reason.startswith("loss parity"))
+        yield "speed-up as asked for", "there is no speed-up" if analysis.parity is None else own or None
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _cell(text: str) -> str:
+    return text.replace("\n", " ").replace("|", r"\|").replace("<", "&lt;")
