@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, launch_result
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Decision, Tolerances
-from dcpbench.stats.interval import Interval, Speed, decide, interval, order_interval, pairs_to_settle
+from dcpbench.stats.interval import Interval, Speed, decide, interval, order_interval, pairs_to_settle, timing_floor
 from dcpbench.stats.lengths import LengthBin, by_longest
 from dcpbench.stats.parity import Parity, parity
 from dcpbench.stats.steadiness import without_outliers, workload_removed
@@ -56,6 +57,8 @@ class Analysis:
     order_effect: float | None = None
     """How many times as long a case takes for coming second in its pair."""
     order_interval: tuple[float, float] | None = None
+    timing_floor: float | None = None
+    """Spread of the log time ratio of neighbouring launches of the same case."""
     lengths: tuple[LengthBin, ...] = ()
     """Speed-up by the longest sample of the batch."""
     workload: str | None = None
@@ -100,8 +103,7 @@ def analyze_run(
         tolerances=tolerances or source.spec.tolerances,
         decision=decision or source.spec.decision,
         disturbed={
-            launch.id: disturbances.read(folder / "launches" / launch.id / "gpu.csv")
-            for launch in source.launches
+            launch.id: disturbances.read(folder / "launches" / launch.id / "gpu.csv") for launch in source.launches
         },
     )
 
@@ -210,6 +212,7 @@ def analyze(
         more_pairs=more,
         order_effect=effect,
         order_interval=effect_ends,
+        timing_floor=timing_floor(_controls(results)),
         lengths=_by_longest(measured) if measured else (),
         workload=workload,
         parity=result_parity,
@@ -274,6 +277,20 @@ def _workload_removed(measured: Measured) -> tuple[dict[str, NDArray[np.float64]
         squared = measured.column(case, "squared_lengths")
         z[case], how = workload_removed(measured.seconds(case), measured.tokens(case), squared)
     return z, how
+
+
+def _controls(results: Sequence[LaunchResult]) -> NDArray[np.float64]:
+    """Seconds of launches of the same case that ran one after the other, shape (controls, 2).
+
+    Balanced order makes them, where one pair ends with the case that the next begins with.
+    """
+    known = sorted((launch for launch in results if launch.position is not None), key=lambda found: found.position or 0)
+    totals = [
+        (a.total_seconds, b.total_seconds)
+        for a, b in pairwise(known)
+        if a.case == b.case and a.total_seconds and b.total_seconds and (b.position or 0) == (a.position or 0) + 1
+    ]
+    return np.array(totals, dtype=np.float64).reshape(-1, 2)
 
 
 def _by_longest(measured: Measured) -> tuple[LengthBin, ...]:

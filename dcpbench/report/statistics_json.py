@@ -36,6 +36,7 @@ _REASONS = {
     "low": "one pair of launches has no interval",
     "high": "one pair of launches has no interval",
     "rank_imbalance": "the records carry no times of single ranks",
+    "timing_floor": "needs two places in the order where launches of the same case follow each other",
     "floor": "needs two launches of a case, and is not used by every gate",
     "order_interval": "known only when each order of the cases was launched at least twice",
     "order_effect": "known only when both orders of the cases were launched",
@@ -71,6 +72,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         },
         "order_effect": analysis.order_effect,
         "order_interval": list(analysis.order_interval) if analysis.order_interval else None,
+        "timing_floor": analysis.timing_floor,
         "by_longest_sample": [asdict(found) for found in analysis.lengths],
         "workload_removed_by": analysis.workload,
         "parity": {

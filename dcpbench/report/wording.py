@@ -125,6 +125,8 @@ def speedup_rows(analysis: Analysis) -> list[Row]:
         ("median iteration", f"{speedup.median:.3f}"),
         (f"trimmed mean, the same {cut} of {all_} iterations cut from both", f"{speedup.trimmed_mean:.3f}"),
     ]
+    if analysis.timing_floor is not None:
+        rows.append(("spread of the same case in neighbouring launches", f"{analysis.timing_floor:.1%}"))
     if analysis.order_effect is not None:
         ends = analysis.order_interval
         between = "" if ends is None else f" ({ends[0] - 1:+.1%} to {ends[1] - 1:+.1%})"

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import numpy as np
+import pytest
 from log_lines import run_folder, spec
 
 from dcpbench import disturbances
@@ -52,3 +54,16 @@ def test_a_verdict_that_hangs_on_single_iterations_is_none(tmp_path: Path) -> No
     assert analysis.interval.low > 1.01
     assert analysis.speed == "inconclusive"
     assert any("Without the iterations that stand out the speed-up is equivalent" in c for c in analysis.cautions)
+
+
+def test_neighbours_of_the_same_case_give_the_timing_floor(tmp_path: Path) -> None:
+    times = {
+        f"{pair:02d}-{case}": [(1.0 if case == "dcp" else 2.0) * (1 + 0.01 * pair)] * 6
+        for pair in range(1, 5)
+        for case in ("baseline", "dcp")
+    }
+    analysis = analyze_run(run_folder(tmp_path / "four", times, spec(4, 6, 1)))
+    ratios = np.log([1.02 / 1.01, 1.03 / 1.02, 1.04 / 1.03])
+    assert analysis.timing_floor == pytest.approx(ratios.std(ddof=1))
+    one = analyze_run(run_folder(tmp_path / "one", {"01-baseline": [1.0] * 6, "01-dcp": [1.0] * 6}))
+    assert one.timing_floor is None
