@@ -45,6 +45,7 @@ svg { display: block; width: 100%; height: auto; color: var(--dim); }
 .wide + .wide { margin-top: 1rem; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { padding: .28rem .8rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
+td:not(:first-child) { white-space: nowrap; }
 th { color: var(--dim); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 footer { margin-top: 3rem; color: var(--dim); font-size: .9rem; }
 @media print { :root { --ink: #000; --dim: #444; --page: #fff; --card: #f4f4f4; --rule: #bbb; --good: #12703a;
