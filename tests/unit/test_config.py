@@ -249,8 +249,8 @@ def test_set_null_and_empty(tmp_path: Path) -> None:
         ("topology.cp=0", "--set topology.cp: topology.cp must be at least 1"),
         ("topology.cp=2.5", "--set topology.cp: topology.cp must be a whole number"),
         ("training.lr=.nan", "--set training.lr: training.lr must be a finite number"),
-        ("cases.dcp.scheduler=x", "--set cases.dcp.scheduler: cases.dcp.scheduler must be dp_balanced "
-         "or default_dynamic_cp"),
+        ("cases.dcp.scheduler=x", "--set cases.dcp.scheduler: cases.dcp.scheduler must be dp_balanced, "
+         "default_dynamic_cp or laminar"),
         ("model.flavour=old", "--set model.flavour: model.flavour must be 'modern' or 'classic'"),
         ("name=a b", "--set name: name must begin with a letter or digit and hold only letters, "
          "digits, `.`, `_` and `-`"),

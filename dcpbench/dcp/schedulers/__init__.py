@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.dp_balanced import DpBalanced
+from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.workload import Domain, PaddingPolicy, Scheduler
 from dcpbench.errors import SpecError
 
@@ -24,6 +25,7 @@ class Constructor(Protocol):
 SCHEDULERS: dict[str, Constructor] = {
     DpBalanced.name: DpBalanced.create,
     DefaultDynamicCp.name: DefaultDynamicCp.create,
+    Laminar.name: Laminar.create,
 }
 
 

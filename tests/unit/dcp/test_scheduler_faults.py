@@ -86,6 +86,8 @@ def test_a06_ranks_left_empty_when_no_group_can_grow() -> None:
 def test_a07_one_list_shared_by_all_ranks() -> None:
     for made in both(8, 8, 1024):
         plan = made.plan([8000, 100, 200, 300])
+        if not plan.lockstep:
+            continue  # its samples are tuples of jobs, which nobody can share and change
         lists = plan.rank_lists()
         before = plan.rank_lists()
         lists[0][3].append(99)
@@ -145,7 +147,7 @@ def test_a14_ranks_disagree_about_the_tail() -> None:
     planned = []
     for made in both(3, 1, 200):  # two samples of a microbatch on each of three ranks
         plan = made.plan(lengths)
-        assert len({len(own) for own in plan.jobs_by_rank}) == 1
+        assert not plan.lockstep or len({len(own) for own in plan.jobs_by_rank}) == 1
         assert plan.digest() == made.plan(list(lengths)).digest()
         planned.append(sorted(set(samples(plan))))
-    assert planned == [list(range(13))] * 2
+    assert planned == [list(range(13))] * len(SCHEDULERS)

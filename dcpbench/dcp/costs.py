@@ -1,0 +1,187 @@
+"""How long one microbatch takes on a CP group, and how short any schedule of a batch could be.
+
+The time of a job of `n` padded tokens on k ranks, forward and backward, all layers, in seconds:
+
+    t(k; n, q) = base + (token n + square q) / k
+                 + [k > 1] merge (k - 1) n / k
+                 + [k > 1] layers (k - 1) sum over forward and backward of
+                           max(0, latency + bytes (n / k) / bandwidth - square' q / k^2)
+
+where q sums, over the samples, the mean of L^2 and of L^2 with L rounded up to whole attention tiles in each of
+the 2k zigzag chunks. `square'` is the share of one layer and one direction in `square`: a ring hop is hidden
+behind the attention of the block that has already arrived, and only the rest of it is exposed. A group that does
+not fit in one node pays the latency and bandwidth between nodes.
+
+t never falls when a sample is added to a job: the exposed hop falls by at most (k - 1) / k of what attention adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcpbench.dcp.workload import MINIMAL, PaddingRule
+
+TILE = 128
+"""Rows of the attention kernels' tiles: a chunk of fewer rows costs about as much as a full one."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One hop of a ring: `latency` in seconds, `bandwidth` in bytes per second and rank."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Coefficients of the job time; see the module's text. Times in seconds."""
+
+    name: str
+    assumed: bool
+    """Whether the coefficients come from data sheets and arithmetic, not from a fit to measured jobs."""
+    layers: int
+    base: float
+    """Per microbatch, whatever is in it: weight reads, gradient updates, launches."""
+    token: float
+    """Per token: projections, feed-forward, output layer, element-wise work."""
+    square: float
+    """Per squared token: causal attention of all layers, forward and backward."""
+    merge: float
+    """Per token and ring hop: adding up partial attention outputs and gradients."""
+    hop_bytes: tuple[float, float]
+    """Per token and layer that one hop sends, forward (K and V) and backward (K, V and their gradients)."""
+    node_size: int
+    """Ranks of one node, numbered in a row; a group of more ranks crosses nodes."""
+    within: Link
+    between: Link
+    forward_share: float = 2 / 7
+    """Of the attention work: two matrix products of seven (the backward recomputes one and does four)."""
+
+    def time(self, size: int, tokens: float, squares: float) -> float:
+        """Seconds of a job of `tokens` padded tokens and `squares` on `size` ranks."""
+        k = size
+        total = self.base + (self.token * tokens + self.square * squares) / k
+        if k == 1:
+            return total
+        link = self.within if k <= self.node_size else self.between
+        sent = tokens / k / link.bandwidth
+        hidden = self.square / self.layers * squares / (k * k)
+        forward = link.latency + self.hop_bytes[0] * sent - self.forward_share * hidden
+        backward = link.latency + self.hop_bytes[1] * sent - (1 - self.forward_share) * hidden
+        exposed = (forward if forward > 0 else 0.0) + (backward if backward > 0 else 0.0)
+        return total + (k - 1) * (self.merge * tokens / k + self.layers * exposed)
+
+    def times(self, size: int, tokens: NDArray[Any], squares: NDArray[Any]) -> NDArray[np.float64]:
+        """`time` for arrays of equal shape."""
+        k = size
+        total: NDArray[np.float64] = self.base + (self.token * tokens + self.square * squares) / k
+        if k == 1:
+            return total
+        link = self.within if k <= self.node_size else self.between
+        sent = tokens / k / link.bandwidth
+        hidden = self.square / self.layers * squares / (k * k)
+        exposed = np.maximum(0.0, link.latency + self.hop_bytes[0] * sent - self.forward_share * hidden)
+        exposed += np.maximum(0.0, link.latency + self.hop_bytes[1] * sent - (1 - self.forward_share) * hidden)
+        total += (k - 1) * (self.merge * tokens / k + self.layers * exposed)
+        return total
+
+    def job_time(self, lengths: Sequence[int], size: int, padding: PaddingRule = MINIMAL) -> float:
+        """Seconds of the job that holds samples of these real lengths on `size` ranks."""
+        tokens = sum(padding.pad(length, size) for length in lengths)
+        return self.time(size, tokens, sum(squares_of(length, size) for length in lengths))
+
+
+def squares_of(length: int, size: int) -> float:
+    """What a sample of `length` real tokens adds to q on `size` ranks."""
+    unit = TILE * (2 * size if size > 1 else 1)
+    rounded = -(-length // unit) * unit
+    return (length * length + rounded * rounded) / 2
+
+
+def lower_bound(
+    lengths: Sequence[int],
+    ranks: int,
+    capacity: int,
+    sizes: Sequence[int],
+    cost: CostModel,
+    padding: PaddingRule = MINIMAL,
+) -> float:
+    """Seconds that no plan with groups of these sizes can beat, whatever its groups, order and packing.
+
+    The least T with sum_i min over {k: solo_i(k) <= T} of w_i(k) + base max(N, sum L / capacity) <= N T, where w is
+    rank-time without communication and `solo` the exact time of the sample alone in a job. Every rank is charged
+    one microbatch's base cost: a rank that runs none is idle for T, which is no less. `capacity` is in tokens per rank.
+
+    It ignores that microbatches are whole, so it is 1 to 5 % too low for few samples.
+    """
+    array, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
+    forced = cost.base * max(float(ranks), float((array * counts).sum()) / capacity)
+    solos, works = [], []
+    for k in sizes:
+        unit = TILE * (2 * k if k > 1 else 1)
+        rounded = -(-array // unit) * unit
+        squares = (array.astype(np.float64) ** 2 + rounded.astype(np.float64) ** 2) / 2
+        multiple = padding.multiple(k)
+        tokens = -(-array // multiple) * multiple
+        solo = cost.times(k, tokens, squares)
+        solos.append(np.where(tokens <= k * capacity, solo, np.inf))
+        works.append(cost.token * tokens + cost.square * squares)
+    solo_table, work_table = np.stack(solos), np.stack(works)
+    low = float(solo_table.min(axis=0).max())
+
+    def enough(limit: float) -> bool:
+        allowed = np.where(solo_table <= limit, work_table, np.inf).min(axis=0)
+        return float((allowed * counts).sum()) + forced <= ranks * limit
+
+    if enough(low):
+        return low
+    high = 2 * low
+    while not enough(high):
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low
+
+
+_NVLINK = Link(12e-6, 400e9)
+_NETWORK = Link(25e-6, 50e9)
+
+
+def h200(
+    name: str, *, parameters: float, layers: int, hidden: int, query: int, key_value: int, node_size: int = 8
+) -> CostModel:
+    """Assumed coefficients for a model on H200: nothing here was fitted to a measurement of a job.
+
+    600 TFLOP/s matrix products (6 operations per parameter and token), 400 TFLOP/s causal attention
+    (7 products of which half is masked), 4.0 TB/s memory with 180 bytes of element-wise traffic per hidden value
+    and layer, 6 bytes of weight and gradient traffic per parameter and 0.15 ms of launches per layer in every
+    microbatch; per hop 12 us and 400 GB/s over NVLink, 25 us and 50 GB/s between nodes; K and V in bf16.
+    `query` and `key_value` are the widths of the projections, all heads together.
+    """
+    sent = 2.0 * 2 * key_value
+    return CostModel(
+        name=name,
+        assumed=True,
+        layers=layers,
+        base=6 * parameters / 4e12 + 0.15e-3 * layers,
+        token=6 * parameters / 600e12 + 180 * hidden * layers / 4e12,
+        square=7 * layers * query / 400e12,
+        merge=16 * query * layers / 4e12,
+        hop_bytes=(sent, 2 * sent),
+        node_size=node_size,
+        within=_NVLINK,
+        between=_NETWORK,
+    )
+
+
+H200_1B = h200("h200-1b", parameters=1.24e9, layers=16, hidden=2048, query=2048, key_value=512)
+"""16 layers, hidden size 2048, 32 heads and 8 key-value heads of 64, 1.24e9 parameters in matrix products."""
+H200_8B = h200("h200-8b", parameters=7.5e9, layers=32, hidden=4096, query=4096, key_value=1024)
+"""32 layers, hidden size 4096, 32 heads and 8 key-value heads of 128, 7.5e9 parameters in matrix products."""

@@ -1,0 +1,144 @@
+"""`laminar`: groups of chosen sizes placed so that no rank waits inside the iteration, searched within a fixed budget.
+
+The rule. Samples go longest first. Each gets the smallest group size that holds it and alone finishes within a
+share of a target time, so sizes never increase along the order; then all are placed, large groups first, on blocks
+of ranks that only ever split (`laminar_placement`). Along each rank the group size therefore never increases, all
+members of a job are ready at the same moment, and the iteration takes as long as the most loaded rank.
+
+One such pass depends on the target, the sizes allowed and the rules, so a list of candidates is tried and the
+shortest plan kept. The search stops at a budget counted in steps, near the bound, or when candidates run out:
+never by a clock, as every rank must arrive at the same plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+from dcpbench.dcp.costs import H200_1B, CostModel
+from dcpbench.dcp.schedulers.laminar_search import search
+from dcpbench.dcp.schedulers.laminar_sizes import Batch, Menu, menu_sizes
+from dcpbench.dcp.workload import (
+    MINIMAL,
+    BatchPlan,
+    Domain,
+    Job,
+    PaddingPolicy,
+    PaddingRule,
+    check_capacity,
+    check_lengths,
+    check_plan,
+    usable_length,
+)
+from dcpbench.errors import ScheduleError
+
+UNALIGNED_RANKS = 8
+"""The largest domain whose contiguous blocks of all sizes may each have a communicator: 36 of them."""
+
+
+@dataclass(frozen=True)
+class Laminar:
+    """Near-optimal plans under a cost model; see the module's text.
+
+    `capacity` is in tokens per rank; `min_size` is the smallest group, one of the menu's sizes; `budget` is the
+    number of elementary steps to search, by default about 1 % of the iteration. Communicators exist for aligned blocks
+    (`pow2`) or for every contiguous block (`any`, `even`, up to 8 ranks); planning alone works for any domain.
+
+    Raises:
+        ScheduleError: the capacity, the smallest size or the menu cannot be used.
+    """
+
+    domain: Domain
+    capacity: int
+    min_size: int = 1
+    padding: PaddingRule = MINIMAL
+    menu: Menu = "pow2"
+    cost: CostModel = H200_1B
+    budget: int | None = None
+
+    name: ClassVar[str] = "laminar"
+
+    def __post_init__(self) -> None:
+        ranks, node = self.domain.ranks, self.cost.node_size
+        if self.menu == "pow2" and ranks > node and node & (node - 1):
+            raise ScheduleError(
+                f"menu pow2 needs nodes of a power of two ranks, not {node}, so that groups stay aligned; "
+                f"use any or even"
+            )
+        sizes = menu_sizes(self.menu, ranks, node)
+        if self.min_size not in sizes:
+            raise ScheduleError(
+                f"min_dynamic_context_parallel_size {self.min_size} cannot be used with menu {self.menu} on {ranks} "
+                f"ranks; possible values are {', '.join(map(str, sizes))}"
+            )
+        check_capacity(self.capacity, ranks, self.padding)
+
+    @classmethod
+    def create(cls, *, domain: Domain, capacity: int, min_size: int, padding_policy: PaddingPolicy) -> Self:
+        """With aligned groups, the assumed H200 cost model, and a padding policy's rule.
+
+        `megatron` pads every sample to the least common multiple of 2k for all sizes k, as `default_dynamic_cp` does.
+        """
+        scheduler = cls(domain, capacity, min_size)
+        if padding_policy == "minimal":
+            return scheduler
+        unit = math.lcm(*map(MINIMAL.multiple, scheduler.group_sizes()))
+        return replace(scheduler, padding=PaddingRule(fixed=unit))
+
+    def group_sizes(self) -> tuple[int, ...]:
+        """The menu's sizes from the smallest one up."""
+        return tuple(k for k in self._menus[self.menu] if k >= self.min_size)
+
+    def groups(self) -> list[tuple[int, int]]:
+        """Every block that a plan may use, small sizes first: aligned ones for `pow2`, else all contiguous ones.
+
+        Raises:
+            ScheduleError: too many blocks to make a communicator for each.
+        """
+        ranks = self.domain.ranks
+        if self.menu == "pow2":
+            return [(first, k) for k in self.group_sizes() for first in range(0, ranks - k + 1, k)]
+        if ranks > UNALIGNED_RANKS:
+            raise ScheduleError(
+                f"menu {self.menu} on {ranks} ranks would need up to {ranks * (ranks + 1) // 2} communicators; it can "
+                f"be executed on at most {UNALIGNED_RANKS} ranks, use menu pow2"
+            )
+        return [(first, k) for k in self.group_sizes() for first in range(ranks - k + 1)]
+
+    def longest_sample(self) -> int:
+        """The greatest real length that the whole domain holds."""
+        return usable_length(self.capacity * self.domain.ranks, self.domain.ranks, self.padding)
+
+    def plan(self, lengths: Sequence[int]) -> BatchPlan:
+        """Jobs in execution order; ranks may have different numbers of them, none if there are few samples.
+
+        Raises:
+            ScheduleError: a sample is too long, or there is none.
+        """
+        ranks = self.domain.ranks
+        checked = check_lengths(lengths, self.capacity * ranks, ranks, self.padding)
+        batch = Batch(checked, self.group_sizes(), self.capacity, self.padding, self.cost)
+        placement = search(batch, ranks, self._menus, self.budget)
+        jobs = tuple(
+            Job(job.first, job.size, tuple(batch.samples[place] for place in job.members)) for job in placement.jobs
+        )
+        plan = BatchPlan(ranks, jobs, lockstep=False)
+        check_plan(plan, checked, self.padding, self.capacity, self.group_sizes(), self._known_groups)
+        return plan
+
+    @cached_property
+    def _known_groups(self) -> frozenset[tuple[int, int]] | None:
+        return frozenset(self.groups()) if self.menu == "pow2" else None
+
+    @cached_property
+    def _menus(self) -> dict[Menu, tuple[int, ...]]:
+        """The scheduler's own menu, and what of the others lies within it."""
+        own = menu_sizes(self.menu, self.domain.ranks, self.cost.node_size)
+        menus: dict[Menu, tuple[int, ...]] = {self.menu: own}
+        names: tuple[Menu, ...] = ("pow2", "any", "even")
+        for name in names if self.menu == "any" else ():
+            menus[name] = tuple(k for k in menu_sizes(name, self.domain.ranks, self.cost.node_size) if k in own)
+        return menus

@@ -1,0 +1,79 @@
+"""The cost model: its terms, what bounds rest on, and the shipped coefficients."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcpbench.dcp.costs import H200_1B, H200_8B, CostModel, Link, lower_bound, squares_of
+from dcpbench.dcp.workload import MINIMAL
+
+SIMPLE = CostModel("simple", True, 2, 1.0, 0.1, 0.01, 0.03, (4.0, 8.0), 4, Link(0.5, 100.0), Link(2.0, 10.0), 0.25)
+
+
+def test_one_rank_computes_only() -> None:
+    assert SIMPLE.time(1, 10, 200) == pytest.approx(1 + 1 + 2)
+
+
+@pytest.mark.parametrize(("size", "latency", "bandwidth"), [(2, 0.5, 100.0), (4, 0.5, 100.0), (8, 2.0, 10.0)])
+def test_groups_add_merging_and_what_attention_does_not_hide(size: int, latency: float, bandwidth: float) -> None:
+    tokens, squares = 80, 400.0
+    local, hidden = tokens / size, 0.01 / 2 * squares / size**2
+    forward = max(0, latency + 4 * local / bandwidth - 0.25 * hidden)
+    backward = max(0, latency + 8 * local / bandwidth - 0.75 * hidden)
+    expected = 1 + (8 + 4) / size + (size - 1) * (0.03 * local + 2 * (forward + backward))
+    assert SIMPLE.time(size, tokens, squares) == pytest.approx(expected)
+
+
+def test_much_attention_hides_the_ring() -> None:
+    assert SIMPLE.time(2, 8, 1e6) == pytest.approx(1 + (0.8 + 1e4) / 2 + 0.03 * 4)
+
+
+@given(st.sampled_from([1, 2, 3, 8, 16]), st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
+def test_a_sample_never_shortens_a_job_and_arrays_agree(size: int, lengths: list[int]) -> None:
+    for cost in (SIMPLE, H200_1B, H200_8B):
+        before = cost.job_time(lengths[1:], size)
+        assert cost.job_time(lengths, size) >= before
+        tokens = np.array([MINIMAL.pad(length, size) for length in lengths])
+        squares = np.array([squares_of(length, size) for length in lengths])
+        expected = [cost.job_time([length], size) for length in lengths]
+        assert cost.times(size, tokens, squares).tolist() == pytest.approx(expected)
+
+
+def test_short_chunks_cost_whole_tiles() -> None:
+    assert squares_of(256, 1) == 256**2
+    assert squares_of(100, 1) == (100**2 + 128**2) / 2
+    assert squares_of(256, 2) == (256**2 + 512**2) / 2
+
+
+def test_shipped_coefficients_are_marked_as_assumed() -> None:
+    assert H200_1B.assumed
+    assert H200_8B.assumed
+    assert H200_1B.token == pytest.approx(13.8e-6, rel=0.01)
+    assert H200_1B.square == pytest.approx(5.7e-10, rel=0.01)
+    assert H200_1B.base == pytest.approx(4.2e-3, rel=0.02)
+    assert H200_8B.token == pytest.approx(80.9e-6, rel=0.01)
+    assert H200_1B.job_time([8192], 1) == pytest.approx(0.156, rel=0.01)
+    assert H200_1B.job_time([8192], 8) == pytest.approx(0.025, rel=0.03)
+    assert H200_1B.job_time([8192], 16) == pytest.approx(0.040, rel=0.03)
+
+
+def test_bound_of_one_sample_is_its_fastest_time() -> None:
+    times = {k: H200_1B.job_time([100_000], k) for k in (4, 8)}
+    assert lower_bound([100_000], 8, 30_000, (1, 2, 4, 8), H200_1B) == min(times.values())
+
+
+def test_no_placement_of_single_samples_beats_the_bound() -> None:
+    lengths, capacity = [700, 650, 400, 90, 30], 800
+    best = float("inf")
+    for where in product((0, 1), repeat=5):
+        loads = [0.0, 0.0]
+        for length, rank in zip(lengths, where, strict=True):
+            loads[rank] += H200_1B.job_time([length], 1)
+        best = min(best, max(loads))
+    bound = lower_bound(lengths, 2, capacity, (1, 2), H200_1B)
+    assert 0 < bound <= best

@@ -1,0 +1,173 @@
+"""`laminar`: every plan valid, laminar, deterministic, and as long as it was predicted to be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcpbench.dcp.costs import H200_1B, lower_bound
+from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
+from dcpbench.dcp.schedulers.laminar import Laminar
+from dcpbench.dcp.schedulers.laminar_placement import Placement, Rules
+from dcpbench.dcp.schedulers.laminar_search import bound_of
+from dcpbench.dcp.schedulers.laminar_sizes import Batch, Menu, menu_sizes
+from dcpbench.dcp.simulation import is_laminar, simulate
+from dcpbench.dcp.workload import MINIMAL, BatchPlan, Domain, Job, PaddingRule, check_plan
+from dcpbench.errors import ScheduleError
+
+MENUS: tuple[Menu, ...] = ("any", "pow2", "even")
+SMALL = 20_000
+
+
+def lengths_of(rng: random.Random, made: Laminar, samples: int) -> list[int]:
+    longest = made.longest_sample()
+    kind = rng.randrange(4)
+    if kind == 0:
+        return [rng.randint(1, longest) for _ in range(samples)]
+    if kind == 1:
+        return [min(longest, max(1, int(rng.lognormvariate(5, 1.5)))) for _ in range(samples)]
+    if kind == 2:
+        return [rng.randint(1, longest)] * samples
+    return [longest, *(rng.randint(1, min(9, longest)) for _ in range(samples - 1))]
+
+
+def check(made: Laminar, lengths: list[int]) -> BatchPlan:
+    plan = made.plan(lengths)
+    check_plan(plan, lengths, made.padding, made.capacity, made.group_sizes())
+    assert not plan.lockstep
+    assert is_laminar(plan)
+    node = made.cost.node_size
+    for job in plan.jobs:
+        if job.size <= node:
+            assert job.first_rank // node == (job.first_rank + job.size - 1) // node
+        else:
+            assert job.first_rank % node == 0
+    for own in plan.jobs_by_rank:
+        sizes = [plan.jobs[index].size for index in own]
+        assert sizes == sorted(sizes, reverse=True)
+    done = simulate(plan, lengths, made.padding, made.cost)
+    assert done.waited <= 1e-9 * done.makespan
+    assert max(done.busy) == pytest.approx(done.makespan, rel=1e-9)
+    assert plan.digest() == made.plan(list(lengths)).digest()
+    return plan
+
+
+def test_random_batches_on_any_number_of_ranks() -> None:
+    rng = random.Random(11)
+    for number in range(300):
+        ranks = rng.randint(1, 64)
+        menu = MENUS[number % 3]
+        made = Laminar(Domain(ranks, 1), rng.choice([2, 3, 17, 64, 500, 1001]), menu=menu, budget=SMALL)
+        check(made, lengths_of(rng, made, rng.randint(1, 2 * ranks + 20)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 20), st.integers(2, 400), st.sampled_from(MENUS), st.integers(0, 60_000))
+def test_drawn_batches(data: st.DataObject, ranks: int, capacity: int, menu: Menu, budget: int) -> None:
+    made = Laminar(Domain(ranks, 1), capacity, menu=menu, budget=budget)
+    lengths = data.draw(st.lists(st.integers(1, made.longest_sample()), min_size=1, max_size=40))
+    check(made, lengths)
+
+
+@pytest.mark.parametrize("fill", ["all", "single", "none"])
+@pytest.mark.parametrize("fit", [False, True])
+def test_predicted_time_is_the_simulated_time(fit: bool, fill: str) -> None:
+    rng = random.Random(3)
+    for _ in range(30):
+        ranks, capacity = rng.randint(1, 40), rng.choice([64, 500, 2048])
+        made = Laminar(Domain(ranks, 1), capacity, menu="any")
+        lengths = lengths_of(rng, made, rng.randint(1, 100))
+        batch = Batch(lengths, made.group_sizes(), capacity, MINIMAL, H200_1B)
+        target = 1.1 * bound_of(batch, ranks)
+        chosen = batch.choose(made.group_sizes(), 1.0, 1, target)
+        assert chosen == sorted(chosen, reverse=True)
+        placed = Placement(batch, ranks, chosen, Rules(fit, fill), target)  # type: ignore[arg-type]
+        jobs = tuple(Job(job.first, job.size, tuple(batch.samples[p] for p in job.members)) for job in placed.jobs)
+        plan = BatchPlan(ranks, jobs, lockstep=False)
+        check_plan(plan, lengths, MINIMAL, capacity, made.group_sizes())
+        done = simulate(plan, lengths, MINIMAL, H200_1B)
+        assert placed.makespan == pytest.approx(done.makespan, rel=1e-9)
+        assert placed.loads == pytest.approx(list(done.busy), rel=1e-9)
+        assert placed.makespan >= lower_bound(lengths, ranks, capacity, made.group_sizes(), H200_1B) * (1 - 1e-9)
+
+
+def test_sizes_follow_the_rule() -> None:
+    batch = Batch([8000, 100, 3000, 500], (1, 2, 4, 8), 2048, MINIMAL, H200_1B)
+    assert batch.samples == [0, 2, 3, 1]
+    assert batch.choose((1, 2, 4, 8), 1.0, 1, 1e9) == [4, 2, 1, 1]  # as small as memory allows
+    assert batch.choose((1, 2, 4, 8), 1.0, 2, 1e9) == [4, 2, 2, 2]  # the floor
+    limit = batch.solo(0, 8)
+    assert batch.choose((1, 2, 4, 8), 1.0, 1, limit)[0] == 8  # as large as the target demands
+    assert batch.choose((1, 2, 4, 8), 1.0, 1, limit / 1e6)[0] == min((4, 8), key=lambda k: batch.solo(0, k))
+
+
+def test_menus() -> None:
+    assert menu_sizes("any", 6, 8) == (1, 2, 3, 4, 5, 6)
+    assert menu_sizes("pow2", 6, 8) == (1, 2, 4, 6)
+    assert menu_sizes("even", 7, 8) == (1, 2, 4, 6, 7)
+    assert menu_sizes("any", 27, 8) == (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 27)
+    assert menu_sizes("pow2", 27, 8) == (1, 2, 4, 8, 16, 27)
+    assert menu_sizes("even", 24, 8) == (1, 2, 4, 6, 8, 16, 24)
+
+
+def test_groups_are_those_that_plans_use() -> None:
+    for ranks in range(1, 9):
+        aligned = Laminar(Domain(ranks, 1), 64)
+        assert aligned.groups() == DefaultDynamicCp(Domain(ranks, 1), 64).groups()
+        assert len(Laminar(Domain(ranks, 1), 64, menu="any").groups()) == ranks * (ranks + 1) // 2
+        rng = random.Random(ranks)
+        for menu in MENUS:
+            made = Laminar(Domain(ranks, 1), 64, menu=menu, budget=SMALL)
+            for _ in range(10):
+                plan = made.plan(lengths_of(rng, made, 20))
+                assert {(job.first_rank, job.size) for job in plan.jobs} <= set(made.groups())
+
+
+def test_unaligned_groups_of_many_ranks_are_planned_but_not_executed() -> None:
+    made = Laminar(Domain(9, 1), 64, menu="any")
+    check(made, [500, 64, 3])
+    with pytest.raises(ScheduleError, match=r"menu any on 9 ranks would need up to 45 communicators.* at most 8 ranks"):
+        made.groups()
+
+
+def test_smallest_group_and_fixed_padding_are_kept() -> None:
+    rng = random.Random(5)
+    for _ in range(20):
+        made = Laminar(Domain(8, 1), 128, min_size=2, padding=PaddingRule(fixed=16), budget=SMALL)
+        plan = check(made, lengths_of(rng, made, 40))
+        assert min(job.size for job in plan.jobs) >= 2
+    with pytest.raises(ScheduleError, match=r"min_dynamic_context_parallel_size 3 .* possible values are 1, 2, 4, 8"):
+        Laminar(Domain(8, 1), 128, min_size=3)
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    made = Laminar(Domain(5, 1), 100, menu="any")
+    assert check(made, [500]).jobs[0].size == 5
+    with pytest.raises(ScheduleError, match=r"sample 1 has 501 tokens, but the 5 ranks of a group hold at most 500"):
+        made.plan([3, 501])
+    with pytest.raises(ScheduleError, match="no sample"):
+        made.plan([])
+
+
+def test_a_larger_budget_never_makes_the_plan_longer() -> None:
+    rng = random.Random(8)
+    lengths = [rng.randint(128, 16384) for _ in range(64)]
+    times = []
+    for budget in (0, 30_000, 300_000):
+        made = Laminar(Domain(16, 1), 8192, menu="any", budget=budget)
+        times.append(simulate(made.plan(lengths), lengths, MINIMAL, H200_1B).makespan)
+    assert times[0] >= times[2]
+    assert times[2] <= 1.1 * lower_bound(lengths, 16, 8192, made.group_sizes(), H200_1B)
+
+
+def test_shorter_than_the_dynamic_rule_on_a_long_tail() -> None:
+    rng = random.Random(4)
+    lengths = [min(16384, max(64, int(rng.lognormvariate(7, 1.4)))) for _ in range(64)]
+    greedy = DefaultDynamicCp(Domain(8, 1), 2048)
+    made = Laminar(Domain(8, 1), 2048)
+    ours = simulate(made.plan(lengths), lengths, MINIMAL, H200_1B).makespan
+    theirs = simulate(greedy.plan(lengths), lengths, MINIMAL, H200_1B).makespan
+    assert ours < theirs
