@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dcpbench import spec
-from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.gathered import GatheredAttention
 from dcpbench.dcp.attention.kernels import REFERENCE, SDPA, Kernel
 from dcpbench.dcp.attention.layout import device_layout
 from dcpbench.dcp.attention.reference import packed_attention

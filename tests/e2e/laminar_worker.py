@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cp_numerics_worker import RandomSamples
 
 from dcpbench import spec
-from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.gathered import GatheredAttention
 from dcpbench.dcp.attention.kernels import SDPA
 from dcpbench.dcp.attention.layout import device_layout
 from dcpbench.dcp.attention.transport import CollectiveTransport

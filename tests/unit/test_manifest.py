@@ -51,7 +51,7 @@ def run_folder(
         ledger.append(run.ledger, "start", launch.id)
         header = RunHeader(
             case=launch.case, launch=launch.id, world_size=4, domain_size=4, cp=4, global_batch_size=4, iterations=2,
-            device="cpu", attention="allgather/sdpa", cp_sizes=(1, 4), versions={"torch": "2.13", "nccl": "2.29"},
+            device="cpu", attention="collective/sdpa", cp_sizes=(1, 4), versions={"torch": "2.13", "nccl": "2.29"},
         )  # fmt: skip
         launch.records.write_text(records.to_json(header) + "\n")
         launch.log.write_text("dcpbench iteration 1/2 | loss 1.5 |\n")
@@ -82,7 +82,7 @@ def test_everything_that_the_product_promises(tmp_path: Path) -> None:
     assert content["launches"][1] | {"started": "", "ended": ""} == {
         "id": "01-dcp", "case": "dcp", "pair": 1, "started": "", "ended": "", "status": "completed", "exit_code": 0,
         "reason": None,
-        "worker": {"device": "cpu", "dtype": None, "attention": "allgather/sdpa", "scheduler": None, "padding": None,
+        "worker": {"device": "cpu", "dtype": None, "attention": "collective/sdpa", "scheduler": None, "padding": None,
                    "capacity": None, "cp_sizes": [1, 4], "parameters": None, "group_memory_bytes": None},
     }  # fmt: skip
     assert content["topology"]["domain_size"] == 4

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dcpbench.dcp.attention import cudnn
-from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.gathered import GatheredAttention
 from dcpbench.dcp.attention.kernels import FLASH, REFERENCE, SDPA, Kernel
 from dcpbench.dcp.attention.layout import DeviceLayout, device_layout
 from dcpbench.dcp.attention.transport import CollectiveTransport, Transport

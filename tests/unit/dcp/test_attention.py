@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dcpbench.dcp.attention import backend
-from dcpbench.dcp.attention.allgather import GatheredAttention
+from dcpbench.dcp.attention.gathered import GatheredAttention
 from dcpbench.dcp.attention.kernels import REFERENCE, SDPA, within_32_bits
 from dcpbench.dcp.attention.layout import device_layout
 from dcpbench.dcp.attention.reference import causal_attention, packed_attention
