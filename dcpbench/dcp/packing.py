@@ -255,10 +255,6 @@ class RankPack:
     labels: Ints
     positions: Ints
     layout: AttentionLayout
-    real_tokens: int
-    """Real tokens of the whole CP group's microbatch."""
-    padding_tokens: int
-    """Padding of the whole CP group's microbatch."""
 
 
 class SampleReader(Protocol):
@@ -303,6 +299,4 @@ def pack_rank(
         labels,
         ranges(pieces.first, pieces.rows),
         attention_layout(lengths, padded, size, rank),
-        int(lengths.sum()),
-        int((padded - lengths).sum()),
     )

@@ -145,8 +145,9 @@ class Emitter:
 
     def end(self, seconds: float) -> None:
         """Marks the launch as complete."""
-        self._write(records.RunEnd(iterations=self._header.iterations, seconds=seconds))
-        self._say(f"dcpbench end | {self._header.iterations} iterations in {seconds:.1f} s |")
+        end = records.RunEnd(iterations=self._header.iterations, seconds=seconds)
+        self._write(end)
+        self._say(records.console_end(end))
         self.close()
 
     def close(self) -> None:

@@ -5,58 +5,19 @@ Writes {plan: {"loss", "norm", "sizes", "jobs"}} to the file named in argv; `job
 
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from cp_numerics_worker import RandomSamples
+from normalisation_worker import CPU, TIMEOUT, trained_under
 
-from dcpbench import spec
-from dcpbench.dcp.attention.gathered import GatheredAttention
-from dcpbench.dcp.attention.kernels import SDPA
-from dcpbench.dcp.attention.layout import device_layout
-from dcpbench.dcp.attention.transport import CollectiveTransport
 from dcpbench.dcp.groups import RuntimeGroups
-from dcpbench.dcp.packing import pack_rank
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.workload import Domain, Scheduler
-from dcpbench.worker.model import GPT, initialise
-from dcpbench.worker.parameters import FlatParameters
 
-CPU = torch.device("cpu")
-TIMEOUT = timedelta(seconds=120)
-MODEL = spec.Model(layers=2, hidden_size=32, ffn_hidden_size=64, kv_heads=2, vocab_size=97, init_std=0.2)
 CAPACITY = 96
-
-
-def trained_under(scheduler: Scheduler, lengths: np.ndarray, groups: RuntimeGroups) -> dict[str, object]:
-    plan = scheduler.plan(lengths.tolist())
-    samples = RandomSamples(lengths, MODEL.vocab_size, 3)
-    with torch.device("meta"):
-        model = GPT(MODEL, 1024)
-    flat = FlatParameters(model, torch.float32, CPU, torch.float32)
-    initialise(flat.named_master(), MODEL, 7)
-    loss = torch.zeros((), dtype=torch.float64)
-    for job in (plan.jobs[index] for index in plan.jobs_by_rank[dist.get_rank()]):
-        group = groups.of(job.first_rank, job.size)
-        own = list(job.samples)
-        pack = pack_rank(samples, own, lengths[own], scheduler.padding, job.size, group.rank)
-        attention = GatheredAttention(device_layout(pack.layout, CPU), group, SDPA, CollectiveTransport())
-        part = model(*(torch.from_numpy(x) for x in (pack.tokens, pack.labels, pack.positions)), attention)
-        part.backward()
-        loss += part.detach()
-    dist.all_reduce(loss)
-    dist.all_reduce(flat.grad)
-    tokens = int((lengths - 1).sum())
-    return {
-        "loss": float(loss) / tokens,
-        "norm": float(flat.grad.norm()) / tokens,
-        "sizes": sorted(plan.cp_sizes()),
-        "jobs": [len(own) for own in plan.jobs_by_rank],
-    }
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from dcpbench.dcp.attention.transport import CollectiveTransport
 from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.packing import pack_rank
 from dcpbench.dcp.schedulers import create
-from dcpbench.dcp.workload import Domain
+from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.worker.emit import RankMeasurement, Statistics
 from dcpbench.worker.model import GPT, initialise
 from dcpbench.worker.parameters import FlatParameters
@@ -73,11 +73,10 @@ def known_sums() -> dict[str, float]:
     return losses
 
 
-def trained_under(name: str, cp: int, groups: RuntimeGroups) -> dict[str, float]:
-    """Loss and gradient norm of the batch, divided by its labelled tokens, under a scheduler's plan."""
-    scheduler = create(name, domain=Domain(8, cp), capacity=CAPACITY * 8 // cp if name == "dp_balanced" else CAPACITY)
-    plan = scheduler.plan(LENGTHS.tolist())
-    samples = RandomSamples(LENGTHS, MODEL.vocab_size, 3)
+def trained_under(scheduler: Scheduler, lengths: np.ndarray, groups: RuntimeGroups) -> dict[str, object]:
+    """Loss and gradient norm of a batch, divided by its labelled tokens, under a scheduler's plan; on any ranks."""
+    plan = scheduler.plan(lengths.tolist())
+    samples = RandomSamples(lengths, MODEL.vocab_size, 3)
     with torch.device("meta"):
         model = GPT(MODEL, 1024)
     flat = FlatParameters(model, torch.float32, CPU, torch.float32)
@@ -86,23 +85,31 @@ def trained_under(name: str, cp: int, groups: RuntimeGroups) -> dict[str, float]
     for job in (plan.jobs[index] for index in plan.jobs_by_rank[dist.get_rank()]):
         group = groups.of(job.first_rank, job.size)
         own = list(job.samples)
-        pack = pack_rank(samples, own, LENGTHS[own], scheduler.padding, job.size, group.rank)
+        pack = pack_rank(samples, own, lengths[own], scheduler.padding, job.size, group.rank)
         attention = GatheredAttention(device_layout(pack.layout, CPU), group, SDPA, CollectiveTransport())
         part = model(*(torch.from_numpy(x) for x in (pack.tokens, pack.labels, pack.positions)), attention)
         part.backward()
         loss += part.detach()
     dist.all_reduce(loss)
     dist.all_reduce(flat.grad)
-    tokens = int((LENGTHS - 1).sum())
-    return {"loss": float(loss) / tokens, "norm": float(flat.grad.norm()) / tokens, "sizes": len(plan.cp_sizes())}
+    tokens = int((lengths - 1).sum())
+    return {
+        "loss": float(loss) / tokens,
+        "norm": float(flat.grad.norm()) / tokens,
+        "sizes": sorted(plan.cp_sizes()),
+        "jobs": [len(own) for own in plan.jobs_by_rank],
+    }
 
 
 def main() -> None:
     dist.init_process_group("gloo", timeout=TIMEOUT)
     torch.set_num_threads(1)
     groups, made = count_groups()
-    plans = {f"fixed {cp}": trained_under("dp_balanced", cp, groups) for cp in (1, 2, 4, 8)}
-    plans["dynamic"] = trained_under("default_dynamic_cp", 8, groups)
+    schedulers = {
+        f"fixed {cp}": create("dp_balanced", domain=Domain(8, cp), capacity=CAPACITY * 8 // cp) for cp in (1, 2, 4, 8)
+    }
+    schedulers["dynamic"] = create("default_dynamic_cp", domain=Domain(8, 8), capacity=CAPACITY)
+    plans = {name: trained_under(scheduler, LENGTHS, groups) for name, scheduler in schedulers.items()}
     result = {"groups": made, "statistics": known_sums(), "plans": plans}
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(result))
