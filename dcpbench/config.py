@@ -110,20 +110,6 @@ def load(
     return ResolvedSpec(spec, {name: entries[name].source if name in entries else "default" for name in _names(spec)})
 
 
-def switch(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a switch of the environment (`ANALYZE_ONLY`, `DCPBENCH_DEBUG`) is on.
-
-    Raises:
-        SpecError: its value is neither yes nor no.
-    """
-    value = environ.get(name, "").strip().lower()
-    if value in ("", "0", "false", "no", "off"):
-        return False
-    if value in ("1", "true", "yes", "on"):
-        return True
-    raise SpecError(f"environment variable {name} must be 0 or 1")
-
-
 def write_yaml(spec: Spec) -> str:
     """The resolved spec as the text of `spec.yaml`; `load` reads it back equal. Secrets are left out."""
     data = redact_value(spec.model_dump(mode="json"), identity=False)

@@ -288,3 +288,17 @@ def test_analyze_only_needs_a_run(
     code, _, err = dcpbench(capsys, "run", a_spec(tmp_path), "--out", tmp_path / "none")
     assert code == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("off", ["0", "false", ""])
+def test_a_switch_that_is_off_or_no_switch(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: str
+) -> None:
+    monkeypatch.setenv("ANALYZE_ONLY", off)
+    code, _, err = dcpbench(capsys, "run", a_spec(tmp_path), "--dry-run")
+    assert (code, err) == (0, "")
+    monkeypatch.setenv("ANALYZE_ONLY", "maybe")
+    code, _, err = dcpbench(capsys, "analyze", tmp_path)
+    assert code == 2
+    assert "ANALYZE_ONLY" in err
+    assert "maybe" not in err

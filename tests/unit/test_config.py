@@ -96,14 +96,6 @@ def test_every_environment_name_of_the_product_is_honoured(tmp_path: Path) -> No
         assert resolved.sources[field] == f"environment {name}"
 
 
-def test_switches() -> None:
-    assert config.switch({"ANALYZE_ONLY": "1"}, "ANALYZE_ONLY")
-    assert not config.switch({"ANALYZE_ONLY": "0"}, "ANALYZE_ONLY")
-    assert not config.switch({}, "ANALYZE_ONLY")
-    with pytest.raises(SpecError, match="ANALYZE_ONLY must be 0 or 1"):
-        config.switch({"ANALYZE_ONLY": "maybe"}, "ANALYZE_ONLY")
-
-
 @pytest.mark.parametrize(
     ("name", "near"),
     [("DCPBENCH_DEBGU", "DCPBENCH_DEBUG"), ("DCPBENCH_TP_SIZE", "TP_SIZE"), ("DCPBENCH_XYZ", "DCPBENCH_DEBUG")],
