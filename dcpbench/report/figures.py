@@ -1,19 +1,19 @@
 """The pictures of a report, as SVG to inline in a page and as PNG files beside it.
 
-Drawn with matplotlib, which is loaded only when a picture is made. The same analysis gives the same
-bytes: no date, no random ids. Lines and text of the SVG take the page's own colour, so that one
-picture serves light and dark pages.
+The same analysis gives the same bytes; `drawing.py` says how they become light and dark.
 """
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dcpbench.report import drawing
+from dcpbench.report.drawing import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,26 +23,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"baseline": "#d1750a", "dcp": "#2f81d8"}
 """Orange and blue: told apart by people who see red and green alike, on white and on black."""
-_INK = "#5a6b7c"
-"""Stands for the page's own text colour in the SVG; a colour of its own in the PNG."""
 _MOST_POINTS = 1500
-_SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.facecolor": "none",
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "path.simplify": True,
-}
+_SIZE = (6.4, 3.4)
 
 
 def available(analysis: Analysis) -> list[tuple[str, str]]:
@@ -58,34 +40,20 @@ def available(analysis: Analysis) -> list[tuple[str, str]]:
 
 def svg(analysis: Analysis, name: str) -> str | None:
     """A picture as an `<svg>` element; None where the analysis has nothing for it."""
-    made = _render(analysis, name, "svg", {"Date": None, "Creator": None})
-    if made is None:
+    if name not in dict(available(analysis)):
         return None
-    text = made.decode()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # The page gives the width; the viewBox keeps the proportions.
-    return re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", text, count=1), count=1)
+    return drawing.svg(partial(_PICTURES[name][1], analysis), name, _SIZE)
 
 
 def png(name: str) -> Callable[[Analysis], bytes | None]:
     """The writer of a picture's PNG file."""
-    return lambda analysis: _render(analysis, name, "png", {"Software": None})
 
+    def write(analysis: Analysis) -> bytes | None:
+        if name not in dict(available(analysis)):
+            return None
+        return drawing.png(partial(_PICTURES[name][1], analysis), name, _SIZE)
 
-def _render(analysis: Analysis, name: str, kind: str, metadata: dict[str, None]) -> bytes | None:
-    if name not in dict(available(analysis)):
-        return None
-    import matplotlib  # noqa: PLC0415 - half a second, for reports only
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
-        figure = Figure(figsize=(6.4, 3.4))
-        _PICTURES[name][1](analysis, figure)
-        file = io.BytesIO()
-        clear = "none" if kind == "svg" else "white"
-        figure.savefig(file, format=kind, dpi=160, metadata=metadata, facecolor=clear)
-    return file.getvalue()
+    return write
 
 
 def _launches(analysis: Analysis, figure: Figure) -> None:
@@ -98,7 +66,7 @@ def _launches(analysis: Analysis, figure: Figure) -> None:
         rate = launch.tokens_per_second if unit == "tokens/s" else 1000.0 / (launch.mean_ms or 1.0)
         values[launch.case][launch.pair] = rate or 0.0
     for pair, rate in values["baseline"].items():
-        left.plot([pair, pair], [rate, values["dcp"][pair]], color=_INK, linewidth=1, alpha=0.6, zorder=1)
+        left.plot([pair, pair], [rate, values["dcp"][pair]], color=INK, linewidth=1, alpha=0.6, zorder=1)
     for case, rates in values.items():
         left.scatter(list(rates), list(rates.values()), color=COLOURS[case], label=case, s=28, zorder=2)
     left.set(xlabel="pair of launches", ylabel=unit)
@@ -108,7 +76,7 @@ def _launches(analysis: Analysis, figure: Figure) -> None:
     if analysis.interval is not None:
         right.axhspan(analysis.interval.low, analysis.interval.high, color=COLOURS["dcp"], alpha=0.15, linewidth=0)
     right.axhline(analysis.speedup.total, color=COLOURS["dcp"], linewidth=1.2)
-    right.axhline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    right.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
     right.scatter(pairs, list(analysis.speedup.by_pair), color=COLOURS["dcp"], s=28, zorder=2)
     right.set(xlabel="pair of launches", ylabel="times as fast as baseline")
     for axes in (left, right):
@@ -119,7 +87,7 @@ def _launches(analysis: Analysis, figure: Figure) -> None:
 def _iterations(analysis: Analysis, figure: Figure) -> None:
     axes = figure.subplots()
     if analysis.warmup:
-        axes.axvspan(0.5, analysis.warmup + 0.5, color=_INK, alpha=0.15, linewidth=0, label="warm-up")
+        axes.axvspan(0.5, analysis.warmup + 0.5, color=INK, alpha=0.15, linewidth=0, label="warm-up")
     _lines(analysis, axes, "seconds", 1000.0)
     axes.set(xlabel="iteration", ylabel="ms, slowest rank")
     axes.set_ylim(bottom=0)
@@ -138,7 +106,7 @@ def _loss(analysis: Analysis, figure: Figure) -> None:
     for row in both[1] - both[0]:
         at, values = _thinned(row)
         lower.plot(at, values, color=COLOURS["dcp"], linewidth=0.9, alpha=0.7)
-    lower.axhline(0.0, color=_INK, linewidth=0.8, linestyle=":")
+    lower.axhline(0.0, color=INK, linewidth=0.8, linestyle=":")
     lower.set(xlabel="iteration", ylabel="dcp - baseline")
     _whole_numbers(lower)
     lower.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
@@ -151,9 +119,9 @@ def _lengths(analysis: Analysis, figure: Figure) -> None:
     axes.bar(places, heights, color=COLOURS["dcp"], width=0.6)
     for place, found in zip(places, analysis.lengths, strict=True):
         if found.low is not None and found.high is not None:
-            axes.plot([place, place], [found.low, found.high], color=_INK, linewidth=1.5)
+            axes.plot([place, place], [found.low, found.high], color=INK, linewidth=1.5)
         axes.annotate(f"{found.speedup:.2f}", (place, 0.02), xycoords=("data", "axes fraction"), ha="center", color="w")
-    axes.axhline(1.0, color=_INK, linewidth=0.8, linestyle=":")
+    axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_xticks(places, [f"{f.shortest:,} to {f.longest:,}\n{f.share:.0%} of time" for f in analysis.lengths])
     axes.set_ylim(0, 1.1 * max(found.high or found.speedup for found in analysis.lengths))
     axes.set(xlabel="longest sample of the batch (tokens)", ylabel="times as fast as baseline")
