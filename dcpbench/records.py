@@ -90,6 +90,11 @@ class IterationRecord:
     reserved_memory_bytes: int | None = None
     """The most that the allocator of one rank held, free blocks included."""
     tflops_per_gpu: float | None = None
+    ended: float | None = None
+    """When rank 0 had finished the iteration, in seconds since 1970 (UTC): places it among telemetry samples."""
+    jobs: tuple[int, ...] = ()
+    """The plan, in execution order, four numbers a microbatch: first rank, ranks, padded tokens, and the sum of the
+    squared real lengths of its samples."""
     skipped: bool = False
     problems: tuple[str, ...] = ()
     line: int | None = None

@@ -38,6 +38,16 @@ class RankBatch:
     scheduling_seconds: float
     reduces_early: bool
     """Whether this rank may start to reduce gradients in its last job; see `parallel/gradients.py`."""
+    job_tokens: tuple[int, ...]
+    """Padded tokens of each job of the plan, all ranks together."""
+
+    def jobs_summary(self) -> tuple[int, ...]:
+        """The plan as `records.IterationRecord.jobs` has it."""
+        return tuple(
+            number
+            for job, tokens in zip(self.plan.jobs, self.job_tokens, strict=True)
+            for number in (job.first_rank, job.size, tokens, int((self.lengths[list(job.samples)] ** 2).sum()))
+        )
 
 
 class BatchBuilder:
@@ -82,6 +92,7 @@ class BatchBuilder:
             )
             for job in jobs
         )
+        padded = tuple(sum(padding.pad(int(lengths[sample]), job.size) for sample in job.samples) for job in plan.jobs)
         return RankBatch(
             iteration,
             plan,
@@ -91,13 +102,10 @@ class BatchBuilder:
             lengths,
             int(self._stream.supervised(positions).sum()),
             sum(int((pack.labels != IGNORE_INDEX).sum()) for pack in packs),
-            sum(
-                padding.pad(int(lengths[sample]), job.size) - int(lengths[sample])
-                for job in plan.jobs
-                for sample in job.samples
-            ),
+            sum(padded) - int(lengths.sum()),
             scheduling_seconds,
             reduces_early(plan, self._rank),
+            padded,
         )
 
 

@@ -20,7 +20,7 @@ from dcpbench import records
 from dcpbench.worker.batches import RankBatch
 
 _SHARED = 2
-_PER_RANK = 5
+_PER_RANK = 6
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class RankMeasurement:
     reserved_memory_bytes: float = 0.0
     plan_digest: float = 0.0
     """First 48 bits of the plan's digest, exact in a float64: all ranks must have planned the same."""
+    ended: float = 0.0
+    """Seconds since 1970 at the end of the step."""
 
 
 class Statistics:
@@ -43,7 +45,7 @@ class Statistics:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
 
     def reduce(self, loss_sum: Tensor, own_token_count: int, previous: RankMeasurement) -> Tensor:
-        """Starts the sum over ranks; nothing waits here. Shape (2 + 4 x world,), float64, on the device."""
+        """Starts the sum over ranks; nothing waits here. Shape (2 + 6 x world,), float64, on the device."""
         host = torch.zeros(_SHARED + _PER_RANK * self._world, dtype=torch.float64)
         host[1] = own_token_count
         slot = _SHARED + _PER_RANK * self._rank
@@ -54,6 +56,7 @@ class Statistics:
                 previous.peak_memory_bytes,
                 previous.reserved_memory_bytes,
                 previous.plan_digest,
+                previous.ended,
             ),
             dtype=torch.float64,
         )
@@ -139,6 +142,8 @@ class Emitter:
             peak_memory_bytes=int(max(rank.peak_memory_bytes for rank in ranks)),
             reserved_memory_bytes=int(max(rank.reserved_memory_bytes for rank in ranks)) or None,
             tflops_per_gpu=work / (seconds * header.world_size * 1e12),
+            ended=ranks[0].ended or None,
+            jobs=batch.jobs_summary(),
         )
         self._write(record)
         self._say(records.console_line(record, header.iterations))

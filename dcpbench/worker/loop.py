@@ -92,6 +92,7 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
             peak_memory(device),
             reserved_memory(device),
             float(int(batch.plan.digest()[:12], 16)),
+            time.time(),
         )
 
     if pending is not None:

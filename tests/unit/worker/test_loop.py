@@ -83,7 +83,7 @@ def test_a56_what_is_timed_is_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         batch = RankBatch(
-            1, BatchPlan(1, (Job(0, 1, (0,)),)), (Job(0, 1, (0,)),), (), "d", np.array([8]), 7, 7, 0, 0.0, True
+            1, BatchPlan(1, (Job(0, 1, (0,)),)), (Job(0, 1, (0,)),), (), "d", np.array([8]), 7, 7, 0, 0.0, True, (8,)
         )
         attention = SimpleNamespace(finish=lambda: None)
         pack = StagedPack(torch.zeros(8), torch.zeros(8), torch.zeros(8), attention)  # type: ignore[arg-type]
