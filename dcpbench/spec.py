@@ -278,6 +278,17 @@ class Cases(Section):
     attention: str = Field("auto", description="Attention backend; auto takes the fastest that is correct.")
 
 
+class Schedule(Section):
+    """What plans are judged by."""
+
+    costs: str = Field(
+        "auto",
+        min_length=1,
+        description="Cost profile for `laminar`, `dcpbench plan` and predicted times: auto (a measured one that "
+        "matches model and GPU, else assumed rates of an H200), a name, or the path of a profile file.",
+    )
+
+
 class Launches(Section):
     """How often, in which order and within which limits the cases are launched."""
 
@@ -356,6 +367,7 @@ class Spec(Section):
     training: Training = Training()
     data: Data = LognormalData()
     cases: Cases = Cases()
+    schedule: Schedule = Schedule()
     launches: Launches = Launches()
     megatron: Megatron = Megatron()
     tolerances: Tolerances = Tolerances()

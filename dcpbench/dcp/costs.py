@@ -2,21 +2,25 @@
 
 The time of a job of `n` padded tokens on k ranks, forward and backward, all layers, in seconds:
 
-    t(k; n, q) = base + (token n + square q) / k
+    t(k; n, q) = max(floor_k, d)
+    d          = base + (token n + square q) / k
                  + [k > 1] merge (k - 1) n / k
                  + [k > 1] layers (k - 1) sum over forward and backward of
-                           max(0, latency + bytes (n / k) / bandwidth - square' q / k^2)
+                           max(0, latency + bytes (n / k) / bandwidth - overlap square' q / k^2)
 
-where q sums, over the samples, the mean of L^2 and of L^2 with L rounded up to whole attention tiles in each of
-the 2k zigzag chunks. `square'` is the share of one layer and one direction in `square`: a ring hop is hidden
-behind the attention of the block that has already arrived, and only the rest of it is exposed. A group that does
-not fit in one node pays the latency and bandwidth between nodes.
+d is what the device takes; floor_k is what the host needs to queue a microbatch's kernels, `floor` on one rank and
+`floor_shared` on a group, during which a device with less to do waits. q sums, over the samples, the mean of L^2 and
+of L^2 with L rounded up to whole attention tiles in each of the 2k zigzag chunks. `square'` is the share of one layer
+and one direction in `square`: a ring hop is hidden behind the attention of the block that has already arrived, and
+only the rest of it is exposed. `overlap` is the share of attention that can hide it: 0 where keys are gathered before
+attention starts. A group that does not fit in one node pays the latency and bandwidth between nodes.
 
 t never falls when a sample is added to a job: the exposed hop falls by at most (k - 1) / k of what attention adds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,34 +66,41 @@ class CostModel:
     between: Link
     forward_share: float = 2 / 7
     """Of the attention work: two matrix products of seven (the backward recomputes one and does four)."""
+    floor: float = 0.0
+    """The least that a microbatch on one rank takes: what the host needs to queue its kernels."""
+    floor_shared: float = 0.0
+    """The same for a microbatch on a group."""
+    overlap: float = 1.0
+    """Share of the attention, between 0 and 1, behind which a hop can hide."""
 
     def time(self, size: int, tokens: float, squares: float) -> float:
         """Seconds of a job of `tokens` padded tokens and `squares` on `size` ranks."""
         k = size
         total = self.base + (self.token * tokens + self.square * squares) / k
         if k == 1:
-            return total
+            return total if total > self.floor else self.floor
         link = self.within if k <= self.node_size else self.between
         sent = tokens / k / link.bandwidth
-        hidden = self.square / self.layers * squares / (k * k)
+        hidden = self.overlap * self.square / self.layers * squares / (k * k)
         forward = link.latency + self.hop_bytes[0] * sent - self.forward_share * hidden
         backward = link.latency + self.hop_bytes[1] * sent - (1 - self.forward_share) * hidden
         exposed = (forward if forward > 0 else 0.0) + (backward if backward > 0 else 0.0)
-        return total + (k - 1) * (self.merge * tokens / k + self.layers * exposed)
+        total += (k - 1) * (self.merge * tokens / k + self.layers * exposed)
+        return total if total > self.floor_shared else self.floor_shared
 
     def times(self, size: int, tokens: NDArray[Any], squares: NDArray[Any]) -> NDArray[np.float64]:
         """`time` for arrays of equal shape."""
         k = size
         total: NDArray[np.float64] = self.base + (self.token * tokens + self.square * squares) / k
         if k == 1:
-            return total
+            return np.maximum(total, self.floor)
         link = self.within if k <= self.node_size else self.between
         sent = tokens / k / link.bandwidth
-        hidden = self.square / self.layers * squares / (k * k)
+        hidden = self.overlap * self.square / self.layers * squares / (k * k)
         exposed = np.maximum(0.0, link.latency + self.hop_bytes[0] * sent - self.forward_share * hidden)
         exposed += np.maximum(0.0, link.latency + self.hop_bytes[1] * sent - (1 - self.forward_share) * hidden)
         total += (k - 1) * (self.merge * tokens / k + self.layers * exposed)
-        return total
+        return np.maximum(total, self.floor_shared)
 
     def job_time(self, lengths: Sequence[int], size: int, padding: PaddingRule = MINIMAL) -> float:
         """Seconds of the job that holds samples of these real lengths on `size` ranks."""
@@ -117,6 +128,7 @@ def lower_bound(
     The least T with sum_i min over {k: solo_i(k) <= T} of w_i(k) + base max(N, sum L / capacity) <= N T, where w is
     rank-time without communication and `solo` the exact time of the sample alone in a job. Every rank is charged
     one microbatch's base cost: a rank that runs none is idle for T, which is no less. `capacity` is in tokens per rank.
+    Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank.
 
     It ignores that microbatches are whole, so it is 1 to 5 % too low for few samples.
     """
@@ -133,7 +145,8 @@ def lower_bound(
         solos.append(np.where(tokens <= k * capacity, solo, np.inf))
         works.append(cost.token * tokens + cost.square * squares)
     solo_table, work_table = np.stack(solos), np.stack(works)
-    low = float(solo_table.min(axis=0).max())
+    filled = math.ceil(float((array * counts).sum()) / capacity / ranks)
+    low = max(float(solo_table.min(axis=0).max()), filled * min(cost.floor, cost.floor_shared))
 
     def enough(limit: float) -> bool:
         allowed = np.where(solo_table <= limit, work_table, np.inf).min(axis=0)
