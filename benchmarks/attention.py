@@ -1,11 +1,13 @@
 """Context-parallel attention: time, TFLOP/s and error of every backend, at CP 1 and over all ranks.
 
     torchrun --nproc-per-node 2 benchmarks/attention.py [--backends auto,collective/flash,...] [--packs 8x1024,...]
+                                                         [--trace]
 
 Prints one row per pack, CP size and backend: median device time of the forward and of the backward
 in ms (whole calls between CUDA events, communication included), TFLOP/s per GPU over the causal
 FLOPs of this rank, host time of a forward call, and the relative error of output and gradients
-against float32 (largest sequences are checked on their first rows only).
+against float32 (largest sequences are checked on their first rows only). With --trace every row is followed by
+the kernels of one forward and backward on the first rank: start, length and gap before, in microseconds.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--trace", action="store_true", help="list the kernels of one forward and backward")
     options = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -155,6 +158,24 @@ def row(pack, size, name, chosen, groups, options, device) -> None:  # type: ign
               f"{backward_time:8.3f} {2.5 * flops / backward_time / 1e9:5.0f} {host:8.3f} {errors[0]:8.1e} "
               f"{errors[1]:8.1e} {errors[2]:8.1e}", flush=True)  # fmt: skip
     sys.stdout.flush()
+    if options.trace:
+        trace(both)
+
+
+def trace(call: Callable[[], object]) -> None:
+    """Prints the kernels of one call on the first rank, in order of their start."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        torch.cuda._sleep(20_000_000)
+        call()
+        torch.cuda.synchronize()
+    if dist.get_rank() != 0:
+        return
+    kernels = sorted((e for e in found.events() if "spin" not in e.name), key=lambda event: event.time_range.start)
+    end = first = kernels[0].time_range.start
+    for kernel in kernels:
+        start, length = kernel.time_range.start, kernel.time_range.elapsed_us()
+        print(f"    {start - first:10.1f} {length:9.1f} {start - end:9.1f}  {kernel.name[:110]}")
+        end = max(end, start + length)
 
 
 def check(q, k, v, grad, lengths, padded, rows, out, grads) -> tuple[float, float, float]:  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import torch
@@ -25,6 +26,9 @@ from dcpbench.worker.loss import linear_cross_entropy
 from dcpbench.worker.recompute import linear_of, recomputed
 
 Norm = nn.LayerNorm | nn.RMSNorm
+
+_INITIALISING_THREADS = 4
+"""Several ranks share the cores of a machine, and each thread holds one parameter in float32."""
 
 
 class Block(nn.Module):
@@ -156,15 +160,22 @@ def initialise(weights: Mapping[str, Tensor], config: spec.Model, seed: int) -> 
     device, nor the order of the modules changes them. Matrices are normal with `init_std`; those that
     write to the residual stream are scaled by 1/sqrt(2 x layers) (GPT-2's rule); norms are one, biases zero.
     """
-    for name, weight in weights.items():
+
+    def fill(name: str, weight: Tensor) -> None:
         if weight.ndim == 1:
             weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-            continue
+            return
         key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8]
         generator = torch.Generator().manual_seed(int.from_bytes(key, "little") & (2**63 - 1))
         residual = name.endswith(("attention_out.weight", "ffn_out.weight"))
         std = config.init_std / (math.sqrt(2 * config.layers) if residual else 1.0)
         weight.copy_(torch.empty(weight.shape, dtype=torch.float32).normal_(0.0, std, generator=generator))
+
+    # A generator runs on one core, so a billion values would take as long as all iterations of a short launch.
+    with ThreadPoolExecutor(max_workers=_INITIALISING_THREADS) as pool:
+        largest_first = sorted(weights.items(), key=lambda item: -item[1].numel())
+        for done in [pool.submit(fill, name, weight) for name, weight in largest_first]:
+            done.result()
 
 
 def flops(model: spec.Model) -> tuple[float, float]:

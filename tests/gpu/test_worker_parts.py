@@ -16,6 +16,8 @@ from dcpbench.worker.parameters import FlatParameters
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    # The first product of a backward, which autograd runs in a thread of its own, makes that thread's context.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
 ]
 GIB = 1 << 30
 
