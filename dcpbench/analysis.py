@@ -268,6 +268,7 @@ def _parity(aligned: Aligned, tolerances: Tolerances) -> Parity:
         aligned.of_case("baseline", "grad_norm"),
         aligned.of_case("dcp", "grad_norm"),
         float32=all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches),
+        first_step_rtol=tolerances.first_step_rtol,
     )
 
 

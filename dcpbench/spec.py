@@ -304,9 +304,17 @@ class Launches(Section):
 
 
 class Tolerances(Section):
-    """Loss parity: |dcp - baseline| <= loss_atol + loss_rtol x |baseline| at every iteration."""
+    """Loss parity: |dcp - baseline| <= loss_atol + loss_rtol x |baseline| at every iteration, and sharper gates."""
 
-    loss_atol: float = Field(2e-2, ge=0, description="Absolute tolerance of the loss.")
+    loss_atol: float = Field(
+        0.0, ge=0, description="Absolute difference of losses that is accepted anywhere, at the sharp gates too."
+    )
+    first_step_rtol: float | None = Field(
+        None,
+        ge=0,
+        description="Relative difference accepted at iteration 1, before any update, whatever loss_atol says; "
+        "default: 5e-4, in float32 1e-5, or loss_atol where that is more.",
+    )
     loss_rtol: float = Field(1e-2, ge=0, description="Relative tolerance of the loss.")
     check_loss_parity: bool = Field(True, description="Whether a finite loss outside the tolerance fails the run.")
 

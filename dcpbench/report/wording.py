@@ -217,18 +217,27 @@ _SETUP_ROWS = {
 }
 
 
-GATE_COLUMNS = ("gate", "found", "allowed", "same case", "")
+GATE_COLUMNS = ("gate", "found", "allowed", "same case", "found / same case", "")
 
 
 def gate_rows(analysis: Analysis) -> list[Row]:
     """One row for each parity gate, under `GATE_COLUMNS`."""
     if analysis.parity is None:
         return []
-    rows: list[Row] = [("L0 every iteration once, finite, on the same samples", NONE, NONE, NONE, "passed")]
+    rows: list[Row] = [("L0 every iteration once, finite, on the same samples", NONE, NONE, NONE, NONE, "passed")]
     for gate in analysis.parity.gates:
         outcome = "passed" if gate.passed else "FAILED" if gate.enforced else "beyond, not a gate here"
         same = number(gate.floor, ".3g")
-        rows.append((f"{gate.name} {gate.title}", f"{gate.statistic:.3g}", f"{gate.limit:.3g}", same, outcome))
+        rows.append(
+            (
+                f"{gate.name} {gate.title}",
+                f"{gate.statistic:.3g}",
+                f"{gate.limit:.3g}",
+                same,
+                number(gate.ratio, ".3g"),
+                outcome,
+            )
+        )
     return rows
 
 
@@ -265,12 +274,16 @@ def parity_rows(analysis: Analysis) -> list[Row]:
         ("iterations out of tolerance", f"{parity.outside:,} of {parity.compared:,}"),
         ("greatest difference", f"{parity.max_abs_diff:.3g}"),
         ("mean difference", f"{parity.mean_abs_diff:.3g}"),
+        ("median difference", f"{parity.median_abs_diff:.3g}"),
+        ("mean difference relative to the loss", number(parity.mean_rel_diff, ".3g")),
+        ("mean difference over the last 20 iterations", f"{parity.final_abs_diff:.3g}"),
         ("difference at iteration 1", f"{parity.first_iteration_diff:.3g}"),
         (
             f"nearest to the limit: iteration {worst.iteration} of pair {worst.pair + 1}",
             f"{worst.baseline:.6g} and {worst.dcp:.6g}; allowed {worst.allowed:.3g}",
         ),
-        ("correlation of loss steps", number(parity.step_correlation, ".5f")),
+        ("correlation of losses (blind to scale and offset)", number(parity.loss_correlation, ".5f")),
+        ("correlation of loss steps (near 1 on the same batches)", number(parity.step_correlation, ".5f")),
         ("greatest relative difference of grad norms", number(parity.grad_norm_max_rel_diff, ".3g")),
         ("the same at iteration 1", number(parity.grad_norm_first_rel_diff, ".3g")),
     ]

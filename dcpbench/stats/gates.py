@@ -2,7 +2,8 @@
 
 Rounding grows with the iterations and saturates, so the last iterations cannot tell a loss scaled
 by 1.001 from another order of additions; the first step and the first twenty can. Each statistic is
-held against its *floor*: the greatest value that it takes between two launches of the same case.
+held against its *floor*: the greatest value that it takes between two launches of the same case, and
+between the baseline and a layout control, which is the baseline packed in another order.
 
 L0, the integrity of the records, is no matter of tolerance: see `align.py`.
 """
@@ -49,6 +50,19 @@ class Gate:
     meaning: str
     """What a failure usually comes from."""
 
+    @property
+    def ratio(self) -> float | None:
+        """How many floors the statistic is; None where there is no floor, or it is zero."""
+        return self.statistic / self.floor if self.floor else None
+
+
+@dataclass(frozen=True)
+class Control:
+    """Losses, and gradient norms where recorded, of one more launch of the baseline, shape (iterations,)."""
+
+    loss: Values
+    grad_norm: Values | None = None
+
 
 def gates(
     baseline: Values,
@@ -59,54 +73,70 @@ def gates(
     dcp_grad_norm: Values | None = None,
     *,
     float32: bool = False,
+    first_step_rtol: float | None = None,
+    control: Control | None = None,
 ) -> tuple[Gate, ...]:
     """L1 to L5 for losses of shape (pairs, iterations); a gate for which there is no data is left out.
 
     Args:
         baseline: losses of the baseline's launches.
         dcp: losses of dcp's launches, row by row of the same pair.
-        atol: absolute difference of losses that is accepted at every gate.
+        atol: absolute difference of losses that is accepted at every gate; at L1 only where `first_step_rtol` is None.
         rtol: relative tolerance of the back-stop, L4.
         baseline_grad_norm: gradient norms, NaN where a record has none.
         dcp_grad_norm: the same of dcp.
         float32: whether the losses were computed in float32.
+        first_step_rtol: relative difference that is accepted at iteration 1; None: `FIRST_STEP`.
+        control: the layout control, if one was launched.
     """
-    found = [_first_step(baseline, dcp, atol, float32)]
+    other = None if control is None else control.loss
+    found = [_first_step(baseline, dcp, atol, FIRST_STEP[float32], first_step_rtol, other)]
     if baseline.shape[1] > 1:
-        found += [_early(baseline, dcp, atol, float32), _bias(baseline, dcp, atol, float32)]
+        found += [_early(baseline, dcp, atol, float32, other), _bias(baseline, dcp, atol, float32, other)]
     found.append(_back_stop(baseline, dcp, atol, rtol))
     if baseline_grad_norm is not None and dcp_grad_norm is not None:
-        found += _grad_norm(baseline_grad_norm[:, 0], dcp_grad_norm[:, 0])
+        norm = None if control is None or control.grad_norm is None else control.grad_norm[0]
+        found += _grad_norm(baseline_grad_norm[:, 0], dcp_grad_norm[:, 0], norm)
     return tuple(found)
 
 
-def floor(baseline: Values, dcp: Values, statistic: Callable[[Values, Values], float]) -> float | None:
-    """The greatest value of a statistic over all pairs of launches of the same case; None with one launch of each."""
-    controls = [statistic(case[a], case[b]) for case in (baseline, dcp) for a, b in combinations(range(len(case)), 2)]
-    return max(controls) if controls else None
+def floor(
+    baseline: Values, dcp: Values, statistic: Callable[[Values, Values], float], control: Values | None = None
+) -> float | None:
+    """The greatest value of a statistic over all pairs of launches of the same case, the control one of the baseline.
+
+    None with one launch of each and no control.
+    """
+    same = [statistic(case[a], case[b]) for case in (baseline, dcp) for a, b in combinations(range(len(case)), 2)]
+    if control is not None:
+        same += [statistic(launch, control) for launch in baseline]
+    return max(same) if same else None
 
 
-def _first_step(baseline: Values, dcp: Values, atol: float, float32: bool) -> Gate:
+def _first_step(
+    baseline: Values, dcp: Values, atol: float, usual: float, asked: float | None, control: Values | None
+) -> Gate:
     def statistic(a: Values, b: Values) -> float:
         return abs(float(b[0] - a[0]))
 
+    loss = float(np.abs(baseline[:, 0]).mean())
     return _gate(
         "L1",
         "first step, before any update",
         max(map(statistic, baseline, dcp)),
-        floor(baseline, dcp, statistic),
-        max(atol, FIRST_STEP[float32] * float(np.abs(baseline[:, 0]).mean())),
+        floor(baseline, dcp, statistic, control),
+        max(atol, usual * loss) if asked is None else asked * loss,
         "a wrong scale of the loss, shifted labels, a lost sample, or other weights at the start",
     )
 
 
-def _early(baseline: Values, dcp: Values, atol: float, float32: bool) -> Gate:
+def _early(baseline: Values, dcp: Values, atol: float, float32: bool, control: Values | None) -> Gate:
     early = slice(1, EARLY_LAST)
 
     def statistic(a: Values, b: Values) -> float:
         return float(np.sqrt(np.mean((b[early] - a[early]) ** 2)))
 
-    known = floor(baseline, dcp, statistic)
+    known = floor(baseline, dcp, statistic, control)
     return _gate(
         "L2",
         f"iterations 2 to {min(EARLY_LAST, baseline.shape[1])}, root mean square",
@@ -118,9 +148,9 @@ def _early(baseline: Values, dcp: Values, atol: float, float32: bool) -> Gate:
     )
 
 
-def _bias(baseline: Values, dcp: Values, atol: float, float32: bool) -> Gate:
+def _bias(baseline: Values, dcp: Values, atol: float, float32: bool, control: Values | None) -> Gate:
     low, high = mean_interval((dcp - baseline).mean(axis=0))
-    known = floor(baseline, dcp, lambda a, b: abs(float((b - a).mean())))
+    known = floor(baseline, dcp, lambda a, b: abs(float((b - a).mean())), control)
     return _gate(
         "L3",
         "bias over all iterations, farther end of its 95 % interval",
@@ -148,10 +178,11 @@ def _back_stop(baseline: Values, dcp: Values, atol: float, rtol: float) -> Gate:
     )
 
 
-def _grad_norm(baseline: Values, dcp: Values) -> list[Gate]:
+def _grad_norm(baseline: Values, dcp: Values, control: float | None) -> list[Gate]:
     def statistic(a: Values, b: Values) -> float:
         return abs(float(b - a)) / float(a)
 
+    known = None if control is None or not np.isfinite(control) else np.asarray(control, dtype=np.float64)
     if not (np.isfinite(baseline) & np.isfinite(dcp) & (baseline > 0) & (dcp > 0)).all():
         return []
     return [
@@ -159,7 +190,7 @@ def _grad_norm(baseline: Values, dcp: Values) -> list[Gate]:
             "L5",
             "gradient norm at iteration 1, relative",
             max(map(statistic, baseline, dcp)),
-            floor(baseline, dcp, statistic),
+            floor(baseline, dcp, statistic, known),
             GRAD_NORM,
             "gradients summed over the wrong ranks or divided twice, which Adam hides from the loss",
         )

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dcpbench.stats.gates import Gate, gates
+from dcpbench.stats.gates import Control, Gate, gates
 
 Values = NDArray[np.float64]
+
+FINAL = 20
+"""Iterations of the final window."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,19 @@ class Parity:
     """Iterations out of tolerance."""
     max_abs_diff: float
     mean_abs_diff: float
+    median_abs_diff: float
+    mean_rel_diff: float | None
+    """Mean of |difference| / |baseline loss|; None where a baseline loss is zero."""
+    final_abs_diff: float
+    """Mean |difference| over the last `FINAL` iterations, to which rounding has grown."""
     first_iteration_diff: float
     """Greatest |difference| at iteration 1 of any pair: before any update, so it shows scaling errors best."""
     worst: WorstIteration
     step_correlation: float | None
     """Least Pearson correlation, over pairs, of the losses' changes from one iteration to the next: near 0
     when the cases saw different batches. None when it cannot be computed (see `step_correlation`)."""
+    loss_correlation: float | None
+    """The same of the losses themselves. Blind to scale and offset: a loss scaled by 1.02 scores 0.99999."""
     grad_norm_max_rel_diff: float | None
     grad_norm_first_rel_diff: float | None
     gates: tuple[Gate, ...] = ()
@@ -68,11 +78,14 @@ def parity(
     dcp_grad_norm: Values | None = None,
     *,
     float32: bool = False,
+    first_step_rtol: float | None = None,
+    control: Control | None = None,
 ) -> Parity:
     """Compares finite losses of shape (pairs, iterations), every iteration from the first on.
 
     Gradient norms are compared where both cases have them: clipping and Adam hide their scale from
     the loss. `float32` says that the losses were computed in that type, in which less is accepted.
+    For the other arguments see `gates.gates`.
 
     Raises:
         ValueError: the shapes differ or nothing is there to compare.
@@ -83,12 +96,22 @@ def parity(
     size = np.abs(difference)
     allowed = atol + rtol * np.abs(baseline)
     pair, index = np.unravel_index(int(np.argmax(size - allowed)), size.shape)
-    correlations = [step_correlation(b, d) for b, d in zip(baseline, dcp, strict=True)]
-    known = [value for value in correlations if value is not None]
+    steps = [step_correlation(b, d) for b, d in zip(baseline, dcp, strict=True)]
+    losses = [correlation(b, d) for b, d in zip(baseline, dcp, strict=True)]
     norm_max = norm_first = None
     if baseline_grad_norm is not None and dcp_grad_norm is not None:
         norm_max, norm_first = _relative(baseline_grad_norm, dcp_grad_norm)
-    judged = gates(baseline, dcp, atol, rtol, baseline_grad_norm, dcp_grad_norm, float32=float32)
+    judged = gates(
+        baseline,
+        dcp,
+        atol,
+        rtol,
+        baseline_grad_norm,
+        dcp_grad_norm,
+        float32=float32,
+        first_step_rtol=first_step_rtol,
+        control=control,
+    )
     return Parity(
         passed=all(gate.passed or not gate.enforced for gate in judged),
         atol=atol,
@@ -97,6 +120,9 @@ def parity(
         outside=int((size > allowed).sum()),
         max_abs_diff=float(size.max()),
         mean_abs_diff=float(size.mean()),
+        median_abs_diff=float(np.median(size)),
+        mean_rel_diff=float((size / np.abs(baseline)).mean()) if (baseline != 0).all() else None,
+        final_abs_diff=float(size[:, -FINAL:].mean()),
         first_iteration_diff=float(size[:, 0].max()),
         worst=WorstIteration(
             pair=int(pair),
@@ -106,7 +132,8 @@ def parity(
             difference=float(difference[pair, index]),
             allowed=float(allowed[pair, index]),
         ),
-        step_correlation=min(known) if len(known) == len(correlations) else None,
+        step_correlation=_least(steps),
+        loss_correlation=_least(losses),
         grad_norm_max_rel_diff=norm_max,
         grad_norm_first_rel_diff=norm_first,
         gates=judged,
@@ -119,12 +146,22 @@ def step_correlation(baseline: Values, dcp: Values) -> float | None:
     None with fewer than three differences, or when one of the losses changes by the same amount in
     every step: then there is nothing to correlate.
     """
-    a, b = np.diff(baseline), np.diff(dcp)
+    return correlation(np.diff(baseline), np.diff(dcp))
+
+
+def correlation(a: Values, b: Values) -> float | None:
+    """Pearson correlation of two series, shape (n,); None with fewer than three values or when one is constant."""
     if a.size < 3:
         return None
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / scale if scale > 0 else None
+
+
+def _least(values: list[float | None]) -> float | None:
+    """The least of all; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return min(known) if len(known) == len(values) else None
 
 
 def _relative(baseline: Values, dcp: Values) -> tuple[float | None, float | None]:

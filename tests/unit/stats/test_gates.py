@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dcpbench.stats.bootstrap import block_length, mean_interval
+from dcpbench.stats.gates import Control
 from dcpbench.stats.parity import Parity, parity
 
 STEPS = 200
@@ -91,6 +92,44 @@ def test_a_floor_widens_a_gate_threefold() -> None:
         dcp = base.copy()
         dcp[:, 0] += difference
         assert [gate.name for gate in parity(base, dcp, 0.0, 1e-2).failed] == failed
+
+
+def test_a_first_step_tolerance_of_its_own_stands_whatever_is_accepted_later() -> None:
+    """Counting tokens need 0.1 once rounding has grown; a scale of 1.001 must fail at the first step all the same."""
+    base = np.stack([12.0 * np.exp(-np.arange(40) / 8)] * 2)
+    assert parity(base, 1.001 * base, 0.1, 0.0).passed
+    found = parity(base, 1.001 * base, 0.1, 0.0, first_step_rtol=5e-4)
+    assert [gate.name for gate in found.failed] == ["L1"]
+    assert parity(base, base + 1e-3, 0.1, 0.0, first_step_rtol=5e-4).passed
+
+
+def test_a_layout_control_gives_the_floor_that_equal_launches_lack() -> None:
+    """Deterministic launches of a case are equal: L2 and L3 stand on nothing until another layout shows rounding."""
+    base, dcp = np.stack([trained()] * 2), np.stack([trained() + rounding(5)] * 2)
+    alone = parity(base, dcp, 0.0, 1e-2)
+    assert {gate.name for gate in alone.gates if not gate.enforced} == {"L2", "L3"}
+    control = Control(trained() + rounding(7))
+    sound = parity(base, dcp, 0.0, 1e-2, control=control)
+    assert sound.passed
+    assert all(gate.enforced for gate in sound.gates)
+    floors = {gate.name: gate.floor for gate in sound.gates}
+    early = (control.loss - base[0])[1:20]
+    assert floors["L1"] == pytest.approx(abs(control.loss[0] - base[0, 0]))
+    assert floors["L2"] == pytest.approx(np.sqrt(np.mean(early**2)))
+    assert floors["L3"] == pytest.approx(abs((control.loss - base[0]).mean()))
+    scaled = parity(base, 1.001 * dcp, 0.0, 1e-2, control=control)
+    assert [gate.name for gate in scaled.failed] == ["L1", "L2", "L3"]
+
+
+def test_a_layout_control_gives_the_floor_of_gradient_norms() -> None:
+    base, norms = np.full((1, 4), 5.0), np.full((1, 4), 2.0)
+    control = Control(base[0], np.full(4, 2.02))
+    found = {gate.name: gate for gate in parity(base, base, 0.0, 1e-2, norms, norms * 1.02, control=control).gates}
+    assert found["L5"].floor == pytest.approx(0.01)
+    assert found["L5"].ratio == pytest.approx(2.0)
+    assert found["L5"].passed
+    unknown = Control(base[0], np.full(4, np.nan))
+    assert parity(base, base, 0.0, 1e-2, norms, norms, control=unknown).gates[-1].floor is None
 
 
 def test_gradient_norms_are_a_gate() -> None:

@@ -23,6 +23,10 @@ def test_known_differences() -> None:
     assert result.outside == 1
     assert result.max_abs_diff == pytest.approx(0.05)
     assert result.mean_abs_diff == pytest.approx(0.061 / 6)
+    assert result.median_abs_diff == pytest.approx(0.0005)
+    assert result.mean_rel_diff == pytest.approx((0.001 / 5 + 0.05 / 3.5 + 0.01 / 2.5) / 6)
+    assert result.final_abs_diff == pytest.approx(0.061 / 6)
+    assert result.loss_correlation == pytest.approx(np.corrcoef(LOSSES[0], dcp[0])[0, 1])
     assert result.first_iteration_diff == pytest.approx(0.001)
     assert (result.worst.pair, result.worst.iteration) == (0, 3)
     assert result.worst.difference == pytest.approx(-0.05)
