@@ -1,0 +1,254 @@
+"""Coefficients of the cost model from timed microbatches: non-negative least squares on relative errors.
+
+The model is linear in base, token, square, the latency of a hop and the inverse of its bandwidth, apart from three
+maxima: the host's floor, and in each direction the hop that attention hides. Which microbatches a maximum decides is
+not known beforehand, so:
+
+- for each `overlap` of a few, and each number of quickest microbatches taken to stand on a floor (on one rank, and on
+  groups), the rest is fitted by linear non-negative least squares in a few passes, each with the exposed hops of the
+  pass before; the choice with the least error wins;
+- a bounded non-linear fit of all coefficients together polishes it.
+
+`merge` is kept at 0: on any one group size it cannot be told from the bandwidth of a hop, which therefore is an
+effective one, with all the work that sharing keys and values costs per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from dcpbench.dcp.cost_profiles import Fit
+from dcpbench.dcp.costs import CostModel, Link
+
+Floats = NDArray[np.float64]
+
+MAPE_LIMIT, P95_LIMIT = 0.03, 0.08
+"""Nothing is predicted with a fit that misses microbatches held out by more: on average, and 95 % of them.
+Planning with coefficients that are 5 % off costs up to 1.6 % of the step, 10 % off up to 3 %, and 30 % off up to
+9 % on average and so more than planning without a model (a study of the scheduler with randomly wrong coefficients)."""
+OVERLAPS = (0.0, 0.25, 0.5, 1.0)
+PRIOR = 0.003
+"""Weight of the coefficients that the fit starts from, scaled to the samples, as a relative error of each: they decide
+only what the samples leave open, such as the time of a token where every microbatch stands on the host's floor."""
+PASSES = 3
+SOFT = 0.03
+"""Relative errors beyond this count linearly, not squared: one disturbed microbatch must not bend the fit."""
+FASTEST = 1e15
+"""Bandwidth, in bytes per second, of a hop that was too quick to be measured."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed microbatch: group size, padded tokens, squares as `costs.squares_of` adds them, seconds."""
+
+    size: int
+    tokens: float
+    squares: float
+    seconds: float
+    kind: str = "mixed"
+    held_out: bool = False
+
+
+def fit(samples: Sequence[Sample], start: CostModel) -> CostModel:
+    """The cost model fitted to the samples that are not held out.
+
+    Args:
+        samples: at least four on one rank that are not held out.
+        start: layers, bytes of a hop, node size, and the links between nodes come from it; where no sample has
+            a group of several ranks, everything about groups does.
+
+    Raises:
+        ValueError: too few samples.
+    """
+    used = [sample for sample in samples if not sample.held_out]
+    if sum(sample.size == 1 for sample in used) < 4:
+        raise ValueError("a fit needs at least four microbatches on one rank")
+    data = _Data(used, start)
+    best: tuple[float, CostModel] | None = None
+    for overlap, on_floor in product(OVERLAPS if data.shared.any() else (start.overlap,), data.floors()):
+        model = data.linear(overlap, on_floor)
+        # A floor must earn its place: an error that is only as small without it is better.
+        score = data.loss(model) * (1 + 0.02 * ((model.floor > 0) + (model.floor_shared > 0)))
+        if best is None or score < best[0]:
+            best = score, model
+    assert best is not None
+    polished = data.polish(best[1])
+    return polished if data.loss(polished) < data.loss(best[1]) else best[1]
+
+
+def judge(samples: Sequence[Sample], cost: CostModel) -> Fit:
+    """How well a cost model describes the samples; those held out decide whether it may be used."""
+    errors = relative_errors(samples, cost)
+    held = np.array([sample.held_out for sample in samples], np.bool_)
+    judged = np.abs(errors[held]) if held.any() else np.abs(errors)
+    mape, p95 = float(judged.mean()), float(np.quantile(judged, 0.95))
+    refused = None
+    if mape > MAPE_LIMIT or p95 > P95_LIMIT:
+        refused = (
+            f"its fit is poor: microbatches held out are missed by {mape:.1%} on average (limit {MAPE_LIMIT:.0%}) and "
+            f"95 % of them by up to {p95:.1%} (limit {P95_LIMIT:.0%}), most of all {worst(samples, errors)}; "
+            "calibrate again on an idle machine"
+        )
+    fitted = np.abs(errors[~held]) if not held.all() else judged
+    return Fit(
+        points=int((~held).sum()),
+        held_out=int(held.sum()),
+        mape=mape,
+        p95=p95,
+        fitted_mape=float(fitted.mean()),
+        refused=refused,
+    )
+
+
+def relative_errors(samples: Sequence[Sample], cost: CostModel) -> Floats:
+    """(predicted - measured) / measured, shape (samples,)."""
+    return np.array([cost.time(s.size, s.tokens, s.squares) / s.seconds - 1 for s in samples], np.float64)
+
+
+TERMS = {
+    "linear": "short samples (base, token)",
+    "attention": "long samples (square)",
+    "shared": "samples shared by a group (hop latency and bandwidth)",
+    "mixed": "samples as the data have them",
+}
+
+
+def worst(samples: Sequence[Sample], errors: Floats) -> str:
+    """The kind and group size that are missed the most on average, in words."""
+    groups: dict[tuple[str, int], list[float]] = {}
+    for sample, error in zip(samples, errors.tolist(), strict=True):
+        groups.setdefault((sample.kind, sample.size), []).append(error)
+    kind, size = max(groups, key=lambda group: float(np.mean(np.abs(groups[group]))))
+    mean = float(np.mean(groups[kind, size]))
+    return f"{TERMS.get(kind, kind)} on CP size {size} ({mean:+.1%})"
+
+
+class _Data:
+    """The samples as arrays, and the ways to fit them."""
+
+    def __init__(self, samples: Sequence[Sample], start: CostModel) -> None:
+        self._start = start
+        self._samples = samples
+        self._size = np.array([s.size for s in samples], np.float64)
+        self._local = np.array([s.tokens for s in samples], np.float64) / self._size
+        self._squares = np.array([s.squares for s in samples], np.float64)
+        self._seconds = np.array([s.seconds for s in samples], np.float64)
+        self.shared: NDArray[np.bool_] = self._size > 1
+        scale = float(np.median(self._seconds / self.times(start)))
+        guess = (start.base, start.token, start.square, start.within.latency, 1 / start.within.bandwidth)
+        self._guess: Floats = scale * np.array(guess, np.float64)
+
+    def floors(self) -> Iterator[NDArray[np.bool_]]:
+        """Sets of samples that may stand on a floor: the quickest of one rank with the quickest of groups."""
+        for alone, shared in product(self._quickest(~self.shared), self._quickest(self.shared)):
+            yield alone | shared
+
+    def _quickest(self, among: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+        order = [index for index in np.argsort(self._seconds, kind="stable") if among[index]]
+        sets = []
+        # One alone would be described by a floor of its own, whatever it is.
+        for count in (0, *range(2, len(order) + 1)):
+            chosen = np.zeros(len(self._seconds), np.bool_)
+            chosen[order[:count]] = True
+            sets.append(chosen)
+        return sets
+
+    def times(self, model: CostModel) -> Floats:
+        """What a model predicts."""
+        predicted = np.empty_like(self._seconds)
+        for size in np.unique(self._size):
+            own = self._size == size
+            predicted[own] = model.times(int(size), self._local[own] * size, self._squares[own])
+        return predicted
+
+    def loss(self, model: CostModel) -> float:
+        """Sum of squared relative errors, linear beyond `SOFT`."""
+        z = ((self.times(model) / self._seconds - 1) / SOFT) ** 2
+        return float((2 * (np.sqrt(1 + z) - 1)).sum())
+
+    def linear(self, overlap: float, on_floor: NDArray[np.bool_]) -> CostModel:
+        """The non-negative least squares fit of the samples that stand on no floor."""
+        start, rest = self._start, ~on_floor
+        exposed = np.stack([self.shared, self.shared], axis=1).astype(np.float64)
+        shares = np.array([start.forward_share, 1 - start.forward_share])
+        sent = np.array(start.hop_bytes)
+        hops = start.layers * (self._size - 1)
+        hidden = overlap * self._squares / self._size**2 / start.layers
+        model = start
+        for _ in range(PASSES):
+            columns = np.stack(
+                [
+                    np.ones_like(self._local),
+                    self._local,
+                    self._squares / self._size - hops * hidden * (exposed @ shares),
+                    hops * exposed.sum(axis=1),
+                    hops * self._local * (exposed @ sent),
+                ],
+                axis=1,
+            )
+            # In multiples of the guess, so that all columns are of one size.
+            rows = np.vstack([columns[rest] * self._guess / self._seconds[rest, None], PRIOR * np.eye(5)])
+            found = nnls(rows, np.concatenate([np.ones(int(rest.sum())), np.full(5, PRIOR)]))[0] * self._guess
+            base, token, square, latency, inverse = found.tolist()
+            model = replace(
+                self._with(base, token, square, latency, inverse),
+                overlap=overlap,
+                floor=_median(self._seconds[on_floor & ~self.shared]),
+                floor_shared=_median(self._seconds[on_floor & self.shared]),
+            )
+            hop = latency + sent[None, :] * self._local[:, None] * inverse - hidden[:, None] * square * shares
+            exposed = ((hop > 0) & self.shared[:, None]).astype(np.float64)
+        return model
+
+    def _with(self, base: float, token: float, square: float, latency: float, inverse: float) -> CostModel:
+        start = self._start
+        link = Link(latency, min(FASTEST, 1 / inverse) if inverse > 0 else FASTEST)
+        return replace(
+            start,
+            assumed=False,
+            base=base,
+            token=max(token, 1e-15),
+            square=square,
+            merge=0.0 if self.shared.any() else start.merge,
+            within=link if self.shared.any() else start.within,
+            # A host is not slower on a group that it never ran.
+            floor=0.0,
+            floor_shared=0.0,
+        )
+
+    def polish(self, model: CostModel) -> CostModel:
+        """All coefficients of `model` that are above zero, fitted together as multiples of what they are."""
+        names = [name for name in ("base", "token", "square", "floor", "floor_shared") if getattr(model, name) > 0]
+        links = self.shared.any() and model.within.bandwidth < FASTEST
+
+        def scaled(multiples: Floats) -> CostModel:
+            values = {name: getattr(model, name) * float(m) for name, m in zip(names, multiples, strict=False)}
+            if links:
+                latency, bandwidth = (float(m) for m in multiples[len(names) :])
+                values["within"] = Link(model.within.latency * latency, model.within.bandwidth / bandwidth)
+            return replace(model, **values)
+
+        count = len(names) + 2 * links
+
+        def residuals(multiples: Floats) -> Floats:
+            return self.times(scaled(multiples)) / self._seconds - 1
+
+        found = least_squares(
+            residuals,
+            np.ones(count),
+            bounds=(np.full(count, 0.05), np.full(count, 20.0)),
+            loss="soft_l1",
+            f_scale=SOFT,
+            max_nfev=200,
+        )
+        return scaled(found.x)
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if values.size else 0.0
