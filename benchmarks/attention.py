@@ -87,8 +87,7 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=device)
     world, rank = dist.get_world_size(), dist.get_rank()
     sizes = [1, world] if world > 1 else [1]
-    blocks = [(r, 1) for r in range(world)] + ([(0, world)] if world > 1 else [])
-    groups = RuntimeGroups(blocks, device, timedelta(seconds=60))
+    groups = RuntimeGroups(sizes, device, timedelta(seconds=60), blocks=[(0, world)])
     longest = max(sum(PACKS[p]) for p in options.packs.split(","))
     made = {
         name: backend.create(

@@ -21,10 +21,11 @@ from dcpbench.cautions import cautions, unsteady
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
 from dcpbench.profiles import LaunchProfile
-from dcpbench.results import CaseResult, LaunchResult, Measured, case_result, launch_result
+from dcpbench.results import CaseResult, LaunchResult, LayoutControl, Measured, case_result, launch_result
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Decision, Tolerances
-from dcpbench.stats.interval import Interval, Speed, decide, interval, order_interval, pairs_to_settle, timing_floor
+from dcpbench.stats.gates import Control
+from dcpbench.stats.interval import FEWEST_PAIRS, Interval, Speed, decide, interval, order_interval, pairs_to_settle, timing_floor
 from dcpbench.stats.lengths import LengthBin, by_longest
 from dcpbench.stats.parity import Parity, parity
 from dcpbench.stats.steadiness import without_outliers, workload_removed
@@ -64,6 +65,7 @@ class Analysis:
     workload: str | None = None
     """What iteration times were divided by before their steadiness was looked at."""
     parity: Parity | None = None
+    control: LayoutControl | None = None
     aligned_on: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -171,7 +173,8 @@ def analyze(
             "give a smaller one (--warmup or WARMUP_ITERS)"
         )
     measured = None if aligned is None else Measured(aligned, left_out, global_batch_size)
-    result_parity = None if aligned is None else _parity(aligned, tolerances)
+    control, told, unusable = _control(source.control, aligned, global_batch_size)
+    result_parity = None if aligned is None else _parity(aligned, tolerances, control, source.mode)
     z, workload = _workload_removed(measured) if measured else (None, None)
     results = [launch_result(launch, measured, z) for launch in launches]
     times = (measured.seconds("baseline"), measured.seconds("dcp")) if measured else None
@@ -216,6 +219,7 @@ def analyze(
         lengths=_by_longest(measured) if measured else (),
         workload=workload,
         parity=result_parity,
+        control=told,
         aligned_on=("iteration", *(KEYS[key] for key in aligned.keys)) if aligned else (),
         cautions=cautions(
             launches,
@@ -225,7 +229,7 @@ def analyze(
             warmup=left_out,
             parity=result_parity,
             check_loss_parity=tolerances.check_loss_parity,
-            remarks=(*doubts, *unsteady(results, left_out, disturbed or {}), *source.remarks),
+            remarks=(*doubts, *unusable, *unsteady(results, left_out, disturbed or {}), *source.remarks),
             order_effect=effect,
             order_interval=effect_ends,
             margin=asked.margin,
@@ -256,7 +260,35 @@ def _baseline_first(launches: Sequence[LaunchInput]) -> NDArray[np.bool_] | None
     return np.array(order)
 
 
-def _parity(aligned: Aligned, tolerances: Tolerances) -> Parity:
+def _control(
+    launch: LaunchInput | None, aligned: Aligned | None, global_batch_size: int | None
+) -> tuple[Control | None, LayoutControl | None, tuple[str, ...]]:
+    """The layout control as the gates take it and as reports tell it; or why it cannot be used."""
+    if launch is None or aligned is None:
+        return None, None, ()
+    first = next(found for found in aligned.launches if found.case == "baseline")
+    both, faults = align((first, launch), aligned.iterations, global_batch_size)
+    loss = None if both is None else both.columns["loss"][1]
+    if both is None or loss is None:
+        why = f"{faults[0].message} ({len(faults)} faults)" if len(faults) > 1 else faults[0].message
+        return None, None, (f"The {launch.id} launch cannot be used, and the gates stand without it: {why}.",)
+    baseline = aligned.of_case("baseline", "loss")
+    assert baseline is not None, "alignment refuses records without losses"
+    norms = both.columns.get("grad_norm")
+    difference = np.abs(baseline - loss)
+    told = LayoutControl(
+        id=launch.id,
+        scheduler=launch.table.header.scheduler if launch.table.header else None,
+        position=launch.position,
+        source=launch.table.source,
+        records=launch.table.rows,
+        max_abs_diff=float(difference.max()),
+        first_iteration_diff=float(difference[:, 0].max()),
+    )
+    return Control(loss, None if norms is None else norms[1]), told, ()
+
+
+def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None) -> Parity:
     baseline, dcp = aligned.of_case("baseline", "loss"), aligned.of_case("dcp", "loss")
     assert baseline is not None, "alignment refuses records without losses"
     assert dcp is not None, "alignment refuses records without losses"
@@ -269,6 +301,7 @@ def _parity(aligned: Aligned, tolerances: Tolerances) -> Parity:
         aligned.of_case("dcp", "grad_norm"),
         float32=all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches),
         first_step_rtol=tolerances.first_step_rtol,
+        control=control,
     )
 
 

@@ -17,12 +17,13 @@ from dcpbench import following, ledger, plan, preflight, runfolder, telemetry
 from dcpbench import launch as launching
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
-from dcpbench.errors import DcpbenchError, Interrupted
+from dcpbench.errors import DcpbenchError, Interrupted, LaunchError, RecordsError
 from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Listener
 from dcpbench.megatron import lengths
 from dcpbench.plan import Launch
+from dcpbench.records import IterationRecord
 from dcpbench.redact import redact_value
 from dcpbench.runfolder import RunFolder, write_text
 from dcpbench.spec import Spec
@@ -143,6 +144,53 @@ def walk(
             break
     _raise_failure(launches, outcomes, interrupts)
     return outcomes
+
+
+def make_control(
+    control: Launch | None,
+    launches: list[Launch],
+    *,
+    ledger_file: Path,
+    executor: Executor,
+    listener: Listener,
+    interrupts: Interrupts,
+) -> None:
+    """Make the layout control where it is wanted, after all launches are complete.
+
+    One that fails costs the gates a floor and the run nothing else: the report says so.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    if control is None or not control_wanted(control, launches):
+        return
+    listener.note(f"one more launch of the baseline, packed in another order: {control.id}")
+    try:
+        walk([control], ledger_file=ledger_file, executor=executor, listener=listener, interrupts=interrupts)
+    except (LaunchError, RecordsError) as error:
+        listener.note(f"caution: {error}")
+
+
+def control_wanted(control: Launch, launches: list[Launch]) -> bool:
+    """Whether the launches leave the gates without a floor worth the name.
+
+    With two pairs there is one launch pair of each case; with more, all launches of a case may have the same
+    losses to the last bit, as deterministic ones do. Either way nothing is known of what another layout changes.
+    """
+    return not only_where_equal(control) or _equal_within_cases(launches)
+
+
+def only_where_equal(control: Launch) -> bool:
+    """Whether it depends on the other launches' losses that the control is made; else it is made anyway."""
+    return control.spec.launches.layout_control == "auto" and control.spec.launches.pairs > 2
+
+
+def _equal_within_cases(launches: list[Launch]) -> bool:
+    losses: dict[str, set[tuple[float | None, ...]]] = {}
+    for launch in launches:
+        found = (record for record in following.follow(launch).read() if isinstance(record, IterationRecord))
+        losses.setdefault(launch.case, set()).add(tuple(record.loss for record in found))
+    return all(len(series) == 1 for series in losses.values())
 
 
 def _make(launch: Launch, ledger_file: Path, executor: Executor, interrupts: Interrupts) -> LaunchOutcome:

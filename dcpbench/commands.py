@@ -58,6 +58,14 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
                 listener=display,
                 interrupts=interrupts,
             )
+            campaign.make_control(
+                plan.layout_control(prepared.launches, cpu=prepared.cpu),
+                prepared.launches,
+                ledger_file=folder.ledger,
+                executor=executor,
+                listener=display,
+                interrupts=interrupts,
+            )
         except (LaunchError, RecordsError) as error:
             failure = error  # the report says what is there of both cases, and lists every fault
         display.phase("analysing")
@@ -74,12 +82,17 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
     return result.verdict.exit_code
 
 
+_CONDITION = "where launches of the same case have equal losses to the last bit"
+
+
 def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
     """Print every launch; launch and write nothing."""
     spec = resolved.spec
     cpu = preflight.resolve_device(spec, survey(os.environ)) == "cpu"
     launches = []
-    for planned in plan.build(spec, runfolder.default_path(spec)):
+    plans = plan.build(spec, runfolder.default_path(spec))
+    control = plan.layout_control(plans, cpu=cpu)
+    for planned in [*plans, *([control] if control else [])]:
         command = plan.command(planned, os.environ)
         environ = launch.environment(os.environ, planned, cpu=cpu, cores=launch.cores())
         launches.append(
@@ -92,6 +105,7 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
                 "environment": sorted({*environ, *command.environment}),
                 "estimated_seconds": None,
                 "limit_seconds": spec.launches.timeout,
+                "condition": _CONDITION if planned is control and campaign.only_where_equal(planned) else None,
             }
         )
     shown = redact_value(launches, identity=False)
@@ -99,9 +113,12 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
         _out(json.dumps({"schema_version": 1, "launches": shown}, indent=2, allow_nan=False))
         return ExitCode.PASSED
     for item in shown:
-        _out(f"{item['position']}. {item['id']} (pair {item['pair']}, {item['case']})")
+        which = f"pair {item['pair']}, " if item["pair"] else ""
+        _out(f"{item['position']}. {item['id']} ({which}{item['case']})")
         _out(f"   command: {shlex.join(item['argv'])}")
         _out(f"   environment: {' '.join(item['environment'])}")
+        if item["condition"]:
+            _out(f"   only {item['condition']}")
         _out(f"   time: unknown before it has run; at most {item['limit_seconds']:g} s (launches.timeout)")
     _out(f"{len(shown)} launches; none was made and nothing was written.")
     return ExitCode.PASSED

@@ -8,6 +8,7 @@ from typing import Any
 
 from dcpbench import ledger, records
 from dcpbench.manifest_schema import LaunchFacts
+from dcpbench.plan import LAYOUT_CONTROL
 from dcpbench.records import RunHeader
 from dcpbench.runfolder import RunFolder
 from dcpbench.spec import CASES
@@ -37,7 +38,7 @@ def launches(run: RunFolder) -> list[LaunchFacts]:
         following = next((entry for entry in entries[place + 1 :] if entry.launch == name), None)
         end = following if following is not None and following.event == "end" else None
         header = run_header(run, name) if last[name] == place else None
-        pair, _, case = name.partition("-")
+        pair, _, case = name.partition("-") if name != LAYOUT_CONTROL else ("", "", "baseline")
         facts.append(
             LaunchFacts(
                 id=name,

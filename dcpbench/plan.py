@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -80,6 +80,38 @@ def build(spec: Spec, folder: Path) -> list[Launch]:
         )
         for position, (pair, case) in enumerate(case_order(spec.launches.pairs, spec.launches.order), start=1)
     ]
+
+
+LAYOUT_CONTROL = "layout-control"
+"""The id of the layout control."""
+REVERSED = ":reversed"
+"""Suffix of a scheduler's name that makes another layout; see `dcp/schedulers/reordered.py`."""
+
+
+def layout_control(launches: Sequence[Launch], *, cpu: bool) -> Launch | None:
+    """One more launch of the baseline, after all of a plan, that packs each batch in reversed order; None without one.
+
+    In float32 the gates' absolute limits lie far above rounding and all count, so there it has to be asked for.
+    Whether it takes place may also depend on how the others end; see `campaign.control_wanted`.
+    """
+    first = next((launch for launch in launches if launch.case == "baseline"), None)
+    if first is None or first.spec.runner != "builtin":
+        return None
+    spec = first.spec
+    float32 = spec.training.dtype == "float32" or (spec.training.dtype == "auto" and cpu)
+    asked = spec.launches.layout_control
+    if asked == "never" or (asked == "auto" and (spec.launches.pairs < 2 or float32)):
+        return None
+    other = spec.cases.baseline.model_copy(update={"scheduler": spec.cases.baseline.scheduler + REVERSED})
+    return first.model_copy(
+        update={
+            "id": LAYOUT_CONTROL,
+            "pair": 0,
+            "position": len(launches) + 1,
+            "spec": spec.model_copy(update={"cases": spec.cases.model_copy(update={"baseline": other})}),
+            "folder": first.folder.with_name(LAYOUT_CONTROL),
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class _Course:
         self.pairs = max((launch.pair for launch in launches), default=1)
         self._remaining = {launch.id: launch.spec.training.iterations for launch in launches}
 
+    def name(self, launch: Launch) -> str:
+        """What a launch is called; the layout control is in no pair."""
+        return f"pair {launch.pair}/{self.pairs} {launch.case}" if launch.pair else launch.id
+
     def recorded(self, launch: Launch, record: IterationRecord) -> None:
         self._remaining[launch.id] = launch.spec.training.iterations - record.iteration
         if record.iteration <= launch.spec.training.warmup_iterations:
@@ -142,7 +146,7 @@ class PlainProgress:
             self.alive()
 
     def _name(self, launch: Launch) -> str:
-        return f"pair {launch.pair}/{self._course.pairs} {launch.case}"
+        return self._course.name(launch)
 
     def _line(self, text: str) -> None:
         with self._lock:
@@ -213,7 +217,7 @@ class LiveProgress:
         self._show("between launches", None)
 
     def _name(self, launch: Launch) -> str:
-        return f"pair {launch.pair}/{self._course.pairs} {launch.case}"
+        return self._course.name(launch)
 
 
 def _figures(record: IterationRecord) -> list[str]:

@@ -49,6 +49,20 @@ class LaunchResult:
     steadiness: Steadiness | None = None
 
 
+@dataclass(frozen=True)
+class LayoutControl:
+    """One more launch of the baseline, packed in another order: what rounding alone changes."""
+
+    id: str
+    scheduler: str | None
+    position: int | None
+    source: str
+    records: int
+    max_abs_diff: float
+    """Greatest difference of its loss from that of a baseline launch at any iteration."""
+    first_iteration_diff: float
+
+
 class Measured:
     """The aligned columns after warm-up, by case."""
 

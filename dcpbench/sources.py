@@ -30,6 +30,8 @@ class Source:
     spec: Spec | None = None
     remarks: tuple[str, ...] = ()
     profiles: tuple[LaunchProfile, ...] = ()
+    control: LaunchInput | None = None
+    """The layout control, where one was launched; it belongs to no pair and no case's numbers."""
 
 
 def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto") -> Source:
@@ -65,7 +67,8 @@ def read_run(path: Path) -> Source:
     launches: list[LaunchInput] = []
     remarks: list[str] = _profiling(spec)
     profiled: list[LaunchProfile] = []
-    for planned in plan.build(spec, path):
+    plans = plan.build(spec, path)
+    for planned in plans:
         if (profile := profiles.read(planned.id, planned.folder)) is not None:
             profiled.append(profile)
         table = _table(planned)
@@ -82,7 +85,17 @@ def read_run(path: Path) -> Source:
     if spec.runner == "megatron_lm" and any(launch.table.has("tokens") for launch in launches):
         remarks.append("Token counts are those of the prepared data: Megatron-LM logs samples only.")
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
-    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled))
+    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled), _control(plans, ends, started))
+
+
+def _control(
+    launches: Sequence[Launch], ends: dict[str, Entry | None] | None, started: dict[str, int]
+) -> LaunchInput | None:
+    planned = plan.layout_control(launches, cpu=False)
+    if planned is None or not planned.folder.is_dir():
+        return None
+    failure = None if ends is None else _failure(planned.id, ends)
+    return LaunchInput(planned.id, "baseline", 0, started.get(planned.id), _table(planned), failure)
 
 
 _CASE_NAMES: tuple[CaseName, CaseName] = ("baseline", "dcp")

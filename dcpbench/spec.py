@@ -301,6 +301,12 @@ class Launches(Section):
     grace: float = Field(10.0, gt=0, description="Seconds between SIGTERM and SIGKILL.")
     cooldown: float = Field(0.0, ge=0, description="Seconds of rest before each launch.")
     keep_going: bool = Field(False, description="Go on with the other launches after one has failed.")
+    layout_control: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="One more launch of the baseline at the end, packed in another order, from which the gates of loss "
+        "parity learn what rounding does (built-in worker). auto: in bfloat16, with two pairs, and with more where "
+        "launches of the same case turn out equal to the last bit.",
+    )
 
 
 class Tolerances(Section):

@@ -28,6 +28,7 @@ _REASONS = {
     "loss_correlation": "too few iterations, or a loss that does not vary",
     "mean_rel_diff": "a loss of the baseline is zero",
     "first_step_rtol": "the default: 5e-4, in float32 1e-5",
+    "layout_control": "none was launched, or it cannot be used (see cautions)",
     "ratio": "there is no floor, or it is zero",
     "grad_norm_max_rel_diff": "the records of at least one case carry no gradient norms",
     "grad_norm_first_rel_diff": "the records of at least one case carry no gradient norm of iteration 1",
@@ -100,6 +101,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "grad_norm_first_rel_diff": parity.grad_norm_first_rel_diff if parity else None,
             "gates": [{**asdict(gate), "ratio": gate.ratio} for gate in parity.gates] if parity else None,
         },
+        "layout_control": asdict(analysis.control) if analysis.control else None,
         "aligned_on": list(analysis.aligned_on),
         "launches": [_launch(launch, analysis.warmup) for launch in analysis.launches],
         "profiles": [

@@ -76,8 +76,10 @@ def run(launch: Launch) -> None:
         torch.use_deterministic_algorithms(True)
     # Everything that may take long on one rank only comes before the first collective can wait for it.
     stream = SampleStream.open(launch.data)
-    backend.check(spec.cases.attention, device, dtype, spec.model.dim)
+    transport, _ = backend.check(spec.cases.attention, device, dtype, spec.model.dim)
     scheduler = scheduler_of(launch)
+    # Only Transformer Engine communicates through a process group for each block.
+    blocks = scheduler.groups() if transport == "te" else []
 
     timeout = timedelta(seconds=spec.launches.collective_timeout)
     if device.type == "cpu" and Path("/sys/class/net/lo").exists():
@@ -88,7 +90,7 @@ def run(launch: Launch) -> None:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    groups = RuntimeGroups(scheduler.groups(), device, timeout)
+    groups = RuntimeGroups(scheduler.group_sizes(), device, timeout, blocks=blocks)
     attention = backend.create(
         spec.cases.attention,
         groups,
@@ -111,7 +113,7 @@ def run(launch: Launch) -> None:
     reduction = GradientReduction(
         flat,
         overlap=spec.training.overlap_gradient_reduction,
-        own_group=dist.get_world_size() in scheduler.group_sizes(),
+        own_group=groups.on_parent,
         timeout=timeout,
     )
 

@@ -1,6 +1,6 @@
 """Runs under torchrun on 8 gloo ranks: what a loss and a gradient are divided by, under every way to split a batch.
 
-Writes to the file named in argv: `groups` (process groups made, and those this rank is in), `statistics`
+Writes to the file named in argv: `groups` (process groups made for Transformer Engine, and for the rest), `statistics`
 (losses from known sums) and `plans` (loss and gradient norm of one batch under several plans).
 """
 
@@ -35,7 +35,10 @@ CAPACITY = 128
 
 
 def count_groups() -> tuple[RuntimeGroups, dict[str, int]]:
-    """The groups of a dynamic scheduler with sizes 1, 2, 4 and 8, and how many communicators they took."""
+    """How many communicators the groups of a dynamic scheduler with sizes 1, 2, 4 and 8 take.
+
+    `all` and this rank's `own` where each block has one, `parent` where the domain's must do.
+    """
     made: list[list[int]] = []
     original = dist.new_group
 
@@ -43,14 +46,21 @@ def count_groups() -> tuple[RuntimeGroups, dict[str, int]]:
         made.append(ranks)
         return original(ranks, **options)
 
+    scheduler = create("default_dynamic_cp", domain=Domain(8, 4), capacity=64)
     dist.new_group = counting
     try:
-        groups = RuntimeGroups(create("default_dynamic_cp", domain=Domain(8, 4), capacity=64).groups(), CPU, TIMEOUT)
+        groups = RuntimeGroups(scheduler.group_sizes(), CPU, TIMEOUT)
+        groups.connect()
+        parent = len(made)
+        blocks = RuntimeGroups(scheduler.group_sizes(), CPU, TIMEOUT, blocks=scheduler.groups())
     finally:
         dist.new_group = original
-    assert groups.of(0, 8).group is dist.group.WORLD
-    assert groups.of(dist.get_rank(), 1).group is None
-    return groups, {"all": len(made), "own": sum(dist.get_rank() in ranks for ranks in made)}
+    own = sum(dist.get_rank() in ranks for ranks in made)
+    for some in (groups, blocks):
+        assert some.of(0, 8).group is dist.group.WORLD
+        assert some.of(dist.get_rank(), 1).group is None
+    assert len(blocks.communicators) == own + 1
+    return groups, {"all": len(made), "own": own, "parent": parent}
 
 
 def known_sums() -> dict[str, float]:
@@ -73,8 +83,13 @@ def known_sums() -> dict[str, float]:
     return losses
 
 
-def trained_under(scheduler: Scheduler, lengths: np.ndarray, groups: RuntimeGroups) -> dict[str, object]:
-    """Loss and gradient norm of a batch, divided by its labelled tokens, under a scheduler's plan; on any ranks."""
+def trained_under(
+    scheduler: Scheduler, lengths: np.ndarray, groups: RuntimeGroups, against: torch.Tensor | None = None
+) -> tuple[dict[str, object], torch.Tensor]:
+    """Loss and gradient norm of a batch, divided by its labelled tokens, under a scheduler's plan; on any ranks.
+
+    Also returns the gradient; `difference` is how far it lies from `against`, relative to that.
+    """
     plan = scheduler.plan(lengths.tolist())
     samples = RandomSamples(lengths, MODEL.vocab_size, 3)
     with torch.device("meta"):
@@ -93,12 +108,16 @@ def trained_under(scheduler: Scheduler, lengths: np.ndarray, groups: RuntimeGrou
     dist.all_reduce(loss)
     dist.all_reduce(flat.grad)
     tokens = int((lengths - 1).sum())
-    return {
+    gradient = flat.grad.double() / tokens
+    found = {
         "loss": float(loss) / tokens,
-        "norm": float(flat.grad.norm()) / tokens,
+        "norm": float(gradient.norm()),
         "sizes": sorted(plan.cp_sizes()),
         "jobs": [len(own) for own in plan.jobs_by_rank],
     }
+    if against is not None:
+        found["difference"] = float((gradient - against).norm() / against.norm())
+    return found, gradient
 
 
 def main() -> None:
@@ -109,7 +128,7 @@ def main() -> None:
         f"fixed {cp}": create("dp_balanced", domain=Domain(8, cp), capacity=CAPACITY * 8 // cp) for cp in (1, 2, 4, 8)
     }
     schedulers["dynamic"] = create("default_dynamic_cp", domain=Domain(8, 8), capacity=CAPACITY)
-    plans = {name: trained_under(scheduler, LENGTHS, groups) for name, scheduler in schedulers.items()}
+    plans = {name: trained_under(scheduler, LENGTHS, groups)[0] for name, scheduler in schedulers.items()}
     result = {"groups": made, "statistics": known_sums(), "plans": plans}
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(result))

@@ -113,8 +113,7 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=120))
     world = dist.get_world_size()
     sizes = [1] + ([world] if world > 1 else [])
-    blocks = [(r, 1) for r in range(world)] + ([(0, world)] if world > 1 else [])
-    groups = RuntimeGroups(blocks, device, timedelta(seconds=120))
+    groups = RuntimeGroups(sizes, device, timedelta(seconds=120), blocks=[(0, world)])
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else [
         "symmetric/flash", "collective/flash", "auto",
         *(["symmetric/cudnn", "collective/cudnn"] if find_spec("cudnn") else []),

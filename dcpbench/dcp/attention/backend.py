@@ -161,7 +161,7 @@ def create(
     if transport_name == "te":
         from dcpbench.dcp.attention.te import TransformerEngineBackend  # noqa: PLC0415  # optional, slow to import
 
-        return TransformerEngineBackend(sizes.heads, sizes.kv_heads, sizes.dim, kernel_name, groups, device)
+        return TransformerEngineBackend(sizes.heads, sizes.kv_heads, sizes.dim, kernel_name, groups, device, dtype)
     kernels = _kernels(kernel_name, device, dtype, sizes.dim, deterministic)
     transport = _transport(transport_name, groups, sizes, device, dtype)
     return GatheredBackend(kernels, transport, sizes, device, dtype, _overlap(kernels[-1], transport, device))
@@ -236,15 +236,17 @@ def _kernels(name: str, device: torch.device, dtype: torch.dtype, dim: int, dete
 
 
 def _transport(name: str, groups: RuntimeGroups, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Transport:
-    if name == "collective" or device.type != "cuda" or not groups.shared:
+    if groups.largest == 1:
         return CollectiveTransport()
-    missing = _no_mapped_memory(groups.world)
-    if missing is None:
+    wanted = name != "collective" and device.type == "cuda"
+    missing = _no_mapped_memory(groups.world) if wanted else None
+    if wanted and missing is None:
         from dcpbench.dcp.attention.symmetric import SymmetricTransport  # noqa: PLC0415  # needs Triton
 
         return SymmetricTransport(groups, sizes.rows, sizes.kv_heads * sizes.dim, dtype, device)
     if name == "symmetric":
         raise PreflightError(f"cases.attention symmetric/...: {missing}; choose collective/... or auto")
+    groups.connect()
     return CollectiveTransport()
 
 

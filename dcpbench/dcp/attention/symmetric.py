@@ -6,9 +6,9 @@ communication and reordering in one pass, no copy in between. The way back is th
 rank's kernel has written its gradients into a mapped buffer, and each owner adds up in float32 what
 the others found for its rows.
 
-Buffers come in pairs used in turn. A rank writes to a buffer again only after the barrier of the
-operation in between, which its peers reach after they have read what was there before. That holds
-within one group; `finish` is the barrier that makes it hold from one group to the next.
+The memory is mapped once, by the whole domain, and any ranks in a row may meet in it; `mapped` says why
+that is safe. The whole domain meets by the library's barrier, which takes the host less time to start;
+fewer ranks by a kernel of our own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from dcpbench.dcp.attention.layout import DeviceLayout, to_device
+from dcpbench.dcp.attention.mapped import MappedPair
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import Run
+
+ALIGNMENT = 256
+"""Mapped buffers start at multiples of so many elements."""
 
 
 @triton.jit
@@ -119,67 +124,104 @@ def add_rows(total: Tensor, part: Tensor, rows: Tensor) -> None:
         _add_rows[(len(rows),)](total, part, rows, width, triton.next_power_of_2(width))
 
 
-class _Pair:
-    """Two mapped buffers used in turn, with the addresses of every peer's, for each group of this rank."""
+@triton.jit(do_not_specialize=["first", "size", "rank"])
+def _signal_and_wait(signals, meetings, first, size, rank, LANES: tl.constexpr):
+    # One lane for each member but this rank; `meetings` counts those with each of them. Release and acquire
+    # order what this rank wrote before, in earlier kernels, and what it reads afterwards.
+    lane = tl.arange(0, LANES)
+    member = first + lane
+    other = (lane < size) & (member != rank)
+    now = tl.load(meetings + member, mask=other, other=0) + 1
+    tl.store(meetings + member, now, mask=other)
+    theirs = tl.load(signals + member, mask=other, other=0).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(theirs + rank, now, mask=other, sem="release", scope="sys")
+    own = tl.load(signals + rank).to(tl.pointer_type(tl.int32))
+    nothing = tl.zeros([LANES], dtype=tl.int32)
+    missing = 1
+    while missing > 0:
+        come = tl.atomic_add(own + member, nothing, mask=other, sem="acquire", scope="sys")
+        # The difference, as counters may wrap around.
+        missing = tl.max(tl.where(other, now - come, 0))
 
-    def __init__(self, elements: int, groups: RuntimeGroups, dtype: torch.dtype, device: torch.device) -> None:
-        self._buffers = [symmetric_memory.empty(elements, dtype=dtype, device=device) for _ in range(2)]
-        self._turn = 0
-        self._handles: dict[int, list[Any]] = {}
-        self._peers: dict[int, list[Tensor]] = {}
-        self._views: dict[int, list[list[Tensor]]] = {}
-        self._channels: dict[int, int] = {}
-        taken = 0
-        for group in sorted(groups.shared, key=lambda group: group.size):
-            # A barrier on channel c of a group of k ranks signals in places [c x k, c x k + k); ranks of
-            # one group may still wait while others are in the next, so no two sizes share a place.
-            self._channels[group.size] = -(-taken // group.size)
-            taken = (self._channels[group.size] + 1) * group.size
-            handles = [_map(buffer, group) for buffer in self._buffers]
-            self._handles[group.size] = handles
-            self._views[group.size] = [
-                [handle.get_buffer(rank, (elements,), dtype) for rank in range(group.size)] for handle in handles
-            ]
-            self._peers[group.size] = [
-                torch.tensor([view.data_ptr() for view in views], dtype=torch.int64, device=device)
-                for views in self._views[group.size]
-            ]
 
-    def next(self, elements: int) -> Tensor:
-        """The first `elements` of the buffer whose turn it is."""
-        self._turn ^= 1
-        return self._buffers[self._turn][:elements]
+class Meetings:
+    """Where any ranks in a row of the domain meet on the device; see `mapped`.
 
-    def meet(self, group: CpGroup) -> Tensor:
-        """Waits on the device until every rank of the group has come this far; the addresses of its buffers."""
-        self._handles[group.size][self._turn].barrier(channel=self._channels[group.size])
-        return self._peers[group.size][self._turn]
+    `handle` is the mapped memory, at whose start every rank has a counter (int32) for each rank. Collective
+    over the domain. `library` says whether the whole domain meets by the library's own barrier.
+    """
 
-    def views(self, group: CpGroup) -> list[Tensor]:
-        """The buffer whose turn it is, of every rank of the group, flat."""
-        return self._views[group.size][self._turn]
+    def __init__(self, handle: Any, groups: RuntimeGroups, device: torch.device, *, library: bool) -> None:
+        world = groups.world
+        self._handle, self._rank = handle, groups.rank
+        self._by_library = world if library else 0
+        # A lane for each thread, or several: atomics of lanes that threads share have no defined result.
+        self._lanes = max(32, triton.next_power_of_2(world))
+        views = [handle.get_buffer(rank, (world,), torch.int32) for rank in range(world)]
+        views[groups.rank].zero_()
+        self._signals = torch.tensor([view.data_ptr() for view in views], dtype=torch.int64, device=device)
+        self._meetings = torch.zeros(world, dtype=torch.int32, device=device)
+        # No rank may signal before the others have cleared their counters.
+        handle.barrier(channel=0)
+        if self._by_library == 0 or any(1 < size < world for size in groups.sizes):
+            self._meet(0, world)  # compiled now instead of in the first job that needs it
+
+    def meet(self, group: CpGroup) -> None:
+        """Waits on the device until every rank of the group has come this far."""
+        if group.size == self._by_library:
+            self._handle.barrier(channel=0)
+        else:
+            self._meet(group.first, group.size)
+
+    def _meet(self, first: int, size: int) -> None:
+        _signal_and_wait[(1,)](self._signals, self._meetings, first, size, self._rank, self._lanes, num_warps=1)
 
 
 class SymmetricTransport:
-    """See the module. `rows` is the most rows a rank may hold, `width` kv_heads x dim."""
+    """See the module. `rows` is the most rows a rank may hold, `width` kv_heads x dim; collective over the domain.
+
+    `library_barrier=False` lets the whole domain, too, meet by our own kernel.
+    """
 
     name = "symmetric"
 
-    def __init__(self, groups: RuntimeGroups, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        largest = max(group.size for group in groups.shared)
+    def __init__(
+        self,
+        groups: RuntimeGroups,
+        rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        library_barrier: bool = True,
+    ) -> None:
         self._width = width
         self._block = triton.next_power_of_2(width)
         self._block2 = triton.next_power_of_2(2 * width)
         # The key ranges of a rank hold (k + 1/2) times its rows, and a padded chunk may round them up.
-        self._sent = _Pair(rows * 2 * width, groups, dtype, device)
-        self._found = _Pair((largest * rows + rows) * 2 * width, groups, dtype, device)
+        sent, found = rows * 2 * width, (groups.largest * rows + rows) * 2 * width
+        offsets = [-(-groups.world * 4 // dtype.itemsize)]  # behind the counters
+        for elements in (sent, sent, found, found):
+            offsets[-1] = -(-offsets[-1] // ALIGNMENT) * ALIGNMENT
+            offsets.append(offsets[-1] + elements)
+        self._memory = symmetric_memory.empty(offsets[-1], dtype=dtype, device=device)
+        assert dist.group.WORLD is not None
+        handle = symmetric_memory.rendezvous(self._memory, group=dist.group.WORLD)
+        views = [
+            [handle.get_buffer(rank, (elements,), dtype, offset) for rank in range(groups.world)]
+            for elements, offset in zip((sent, sent, found, found), offsets, strict=False)
+        ]
+        self._sent, self._found = MappedPair(views[:2], groups.rank), MappedPair(views[2:], groups.rank)
+        self._meetings = Meetings(handle, groups, device, library=library_barrier)
+        self._compile([size for size in groups.sizes if size > 1], dtype, device)
 
     def collect(self, k: Tensor, v: Tensor, layout: DeviceLayout, group: CpGroup) -> Tensor:
         """See `Transport.collect`."""
         width = self._width
         own = self._sent.next(layout.rows * 2 * width)
         _put[(layout.rows,)](_flat(k), _flat(v), own, k.stride(0), v.stride(0), width, self._block)
-        peers = self._sent.meet(group)
+        self._meetings.meet(group)
+        peers = self._sent.addresses(group)
         assert layout.key_rows is not None
         keys = len(layout.key_rows)
         out = k.new_empty((keys, 2, *k.shape[1:]))
@@ -193,7 +235,8 @@ class SymmetricTransport:
 
     def give_back(self, grad_kv: Tensor, layout: DeviceLayout, group: CpGroup) -> Tensor:
         """See `Transport.give_back`."""
-        peers = self._found.meet(group)
+        self._meetings.meet(group)
+        peers = self._found.addresses(group)
         assert layout.gradient_rows is not None
         out = grad_kv.new_empty((layout.rows, *grad_kv.shape[1:]))
         _add_up[(layout.rows,)](
@@ -206,7 +249,7 @@ class SymmetricTransport:
         width = self._width
         own = self._sent.next(layout.rows * 2 * width)
         _put[(layout.rows,)](_flat(k), _flat(v), own, k.stride(0), v.stride(0), width, self._block)
-        self._sent.meet(group)
+        self._meetings.meet(group)
         assert layout.key_rows is not None
         out = k.new_empty((len(layout.key_rows), 2, *k.shape[1:]))
         flat, peers = out.view(len(out), -1), self._sent.views(group)
@@ -221,7 +264,7 @@ class SymmetricTransport:
         `keys[j]` is the number of rows of rank j's key ranges and `runs[j]` which of them to copy; a run's
         source and target are the same rows there and here. This rank's own entry is its buffer itself.
         """
-        self._found.meet(group)
+        self._meetings.meet(group)
         copies = []
         for rank, view in enumerate(self._found.views(group)):
             theirs = view[: keys[rank] * 2 * self._width].view(keys[rank], 2 * self._width)
@@ -246,14 +289,20 @@ class SymmetricTransport:
 
     def finish(self, group: CpGroup) -> None:
         """See `Transport.finish`."""
-        if not group.alone:
-            self._found.meet(group)
+        if group.alone:
+            return
+        self._meetings.meet(group)
+        self._sent.start_over()
+        self._found.start_over()
 
-
-def _map(buffer: Tensor, group: CpGroup) -> Any:
-    """Maps `buffer` into every rank of the group; collective over it."""
-    assert group.group is not None
-    return symmetric_memory.rendezvous(buffer, group=group.group)
+    def _compile(self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """Compiles now what is compiled for each group size, instead of in the first job that has it."""
+        out = torch.empty(1, 2 * self._width, dtype=dtype, device=device)
+        for size in sizes:
+            nothing = torch.full((1, 2 * size), -1, dtype=torch.int32, device=device)
+            peers = torch.zeros(size, dtype=torch.int64, device=device)
+            _add_up[(1,)](peers, nothing, out, out, 2 * self._width, self._block2, 2 * size, False)
+            _add_up[(1,)](peers, nothing, out, out, 2 * self._width, self._block2, 2 * size, True, num_warps=8)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 It is handed what Megatron-LM hands it: the rows of this rank in zigzag order, the cumulative real
 and padded lengths of the *whole* sequences, and the CP group of the microbatch, which may change
-from one microbatch to the next.
+from one microbatch to the next. Its communication wants a process group of exactly those ranks, with a
+communicator in device memory, so it serves only as many different groups as can be made beforehand.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dcpbench.dcp.attention.layout import to_device
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
-from dcpbench.dcp.packing import AttentionLayout, offsets_of
+from dcpbench.dcp.packing import AttentionLayout, attention_layout, offsets_of
+
+FIRST_ROWS = 256
+"""Rows of each rank in the call that makes a group's connections."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,14 @@ class TransformerEngineBackend:
     """One attention module for all layers; the group is set before each call that needs another."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, communication: str, groups: RuntimeGroups, device: torch.device
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        communication: str,
+        groups: RuntimeGroups,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         from transformer_engine.pytorch import DotProductAttention  # noqa: PLC0415  # optional, slow to import
 
@@ -56,10 +67,11 @@ class TransformerEngineBackend:
             attn_mask_type="padding_causal",
         )
         self._stream = torch.cuda.Stream(device)
-        self._members = {
-            group.size: dist.get_process_group_ranks(group.group) for group in groups.shared if group.group is not None
-        }
-        self._current: int | None = None
+        self._current: tuple[int, int] | None = None
+        for group in groups.communicators:
+            # Heads are what this communication divides among ranks: it cannot serve every size.
+            if communication != "a2a" or (heads % group.size == 0 and kv_heads % group.size == 0):
+                self._connect(group, heads, kv_heads, dim, dtype)
 
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> _Call:
         """The attention of one microbatch of this rank."""
@@ -78,14 +90,15 @@ class TransformerEngineBackend:
 
     def attend(self, call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of this rank's rows."""
-        if call.group.size != self._current:
-            if call.group.alone:
+        group = call.group
+        block = (group.first, group.size)
+        if block != self._current:
+            if group.alone:
                 self._module.set_context_parallel_group(None, None, None)
             else:
-                self._module.set_context_parallel_group(
-                    call.group.group, self._members[call.group.size], self._stream, self._communication
-                )
-            self._current = call.group.size
+                members = list(range(group.first, group.first + group.size))
+                self._module.set_context_parallel_group(group.group, members, self._stream, self._communication)
+            self._current = block
         out = self._module(
             q.contiguous(),
             k.contiguous(),
@@ -99,3 +112,14 @@ class TransformerEngineBackend:
             pad_between_seqs=call.padding,
         )
         return out.view(q.shape)
+
+    def _connect(self, group: CpGroup, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        """Attention and its backward, once: the communicator connects ranks at the first use of each kind."""
+        lengths = np.array([FIRST_ROWS * group.size], np.int64)
+        call = self.prepare(attention_layout(lengths, lengths, group.size, group.rank), group)
+        q, k, v = (
+            torch.zeros(FIRST_ROWS, count, dim, dtype=dtype, device=self._device, requires_grad=True)
+            for count in (heads, kv_heads, kv_heads)
+        )
+        out = self.attend(call, q, k, v)
+        torch.autograd.grad(out, (q, k, v), torch.zeros_like(out))

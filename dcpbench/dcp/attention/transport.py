@@ -36,7 +36,7 @@ class Transport(Protocol):
 
 
 class CollectiveTransport:
-    """One all-gather and one reduce-scatter of a process group: works everywhere.
+    """One all-gather and one reduce-scatter, by a process group or in a ring of the domain's: works everywhere.
 
     Below float32 the sum is done in float32. A row is visible to at most two pieces of a rank, and
     the sum of two numbers does not depend on their order, so adding them up stays repeatable.
@@ -48,7 +48,10 @@ class CollectiveTransport:
         """See `Transport.collect`."""
         own = torch.stack((k, v), 1)
         gathered = own.new_empty((layout.rows * layout.size, *own.shape[1:]))
-        collectives.all_gather(gathered, own, group=group.group)
+        if group.group is None:
+            collectives.all_gather_in_row(gathered.view(layout.size, *own.shape), own, group.first)
+        else:
+            collectives.all_gather(gathered, own, group=group.group)
         assert layout.key_rows is not None
         return gathered.index_select(0, layout.key_rows)
 
@@ -62,6 +65,9 @@ class CollectiveTransport:
         everywhere = grad_kv.new_zeros((layout.rows * layout.size, *grad_kv.shape[1:]), dtype=exact)
         assert layout.key_rows is not None
         everywhere.index_add_(0, layout.key_rows, grad_kv.to(exact))
+        if group.group is None:
+            parts = everywhere.view(layout.size, layout.rows, *grad_kv.shape[1:])
+            return collectives.reduce_scatter_in_row(parts, group.first).to(grad_kv.dtype)
         own = everywhere.new_empty((layout.rows, *grad_kv.shape[1:]))
         collectives.reduce_scatter(own, everywhere, group=group.group)
         return own.to(grad_kv.dtype)

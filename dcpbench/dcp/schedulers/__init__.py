@@ -11,7 +11,8 @@ from typing import Protocol
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.dp_balanced import DpBalanced
 from dcpbench.dcp.schedulers.laminar import Laminar
-from dcpbench.dcp.workload import Domain, PaddingPolicy, Scheduler
+from dcpbench.dcp.schedulers.reordered import SUFFIX, Reversed
+from dcpbench.dcp.workload import MINIMAL, Domain, PaddingPolicy, PaddingRule, Scheduler
 from dcpbench.errors import SpecError
 
 
@@ -32,15 +33,39 @@ SCHEDULERS: dict[str, Constructor] = {
 def create(
     name: str, *, domain: Domain, capacity: int, min_size: int = 1, padding_policy: PaddingPolicy = "minimal"
 ) -> Scheduler:
-    """The scheduler of that name.
+    """The scheduler of that name; with `:reversed` behind it, on batches in reversed order (see `reordered.py`).
+
+    A scheduler that plans with a cost model plans with `cost`, where that is given.
 
     Raises:
         SpecError: there is no such scheduler; names the nearest one.
         ScheduleError: it cannot serve this domain, capacity or smallest size.
     """
+    if name.endswith(SUFFIX):
+        inner = create(
+            name.removesuffix(SUFFIX),
+            domain=domain,
+            capacity=capacity,
+            min_size=min_size,
+            padding_policy=padding_policy,
+            cost=cost,
+        )
+        return Reversed(inner)
     if name not in SCHEDULERS:
         nearest = difflib.get_close_matches(name, SCHEDULERS, n=1, cutoff=0)[0]
         raise SpecError(
             f"there is no scheduler {name!r}; did you mean {nearest!r}? (schedulers: {', '.join(sorted(SCHEDULERS))})"
         )
-    return SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
+    made = SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
+    if cost is None or not isinstance(made, Laminar):
+        return made
+    planned = replace(made, cost=cost)
+    if padding_policy == "minimal":
+        return planned
+    # The multiple is that of the sizes, and these depend on how many ranks a node has.
+    return replace(planned, padding=PaddingRule(fixed=math.lcm(*map(MINIMAL.multiple, planned.group_sizes()))))
+
+
+def plans_with_costs(name: str) -> bool:
+    """Whether plans of the scheduler of that name depend on the cost model."""
+    return name.removesuffix(SUFFIX) == Laminar.name

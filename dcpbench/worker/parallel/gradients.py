@@ -12,7 +12,7 @@ issue the same reductions in the same order behind their last backward. All rank
 each decides for itself.
 
 That order must also hold within one communicator, and it does; but there a waiting reduction would hold
-up the attention behind it. So when a CP group is the whole domain, gradients get a communicator of their own.
+up the attention behind it. So where CP groups use the domain's communicator, gradients get one of their own.
 """
 
 from __future__ import annotations

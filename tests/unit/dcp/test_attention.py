@@ -177,7 +177,7 @@ def test_gpus_that_cannot_reach_each_other_fall_back_by_name_only(monkeypatch: p
     assert backend._no_mapped_memory(2) is None
     reason = "GPU 0 cannot access the memory of GPU 2"
     assert backend._no_mapped_memory(4) == reason
-    groups = SimpleNamespace(shared=(CpGroup(4, 0, None),), world=4)
+    groups = SimpleNamespace(largest=4, world=4, connect=lambda: None)
     arguments = (groups, backend.Sizes(1, 1, 64, 8), torch.device("cuda", 0), torch.bfloat16)
     assert backend._transport("auto", *arguments).name == "collective"  # type: ignore[arg-type]
     with pytest.raises(PreflightError, match=f"{reason}; choose collective"):
