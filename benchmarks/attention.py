@@ -169,7 +169,8 @@ def trace(call: Callable[[], object]) -> None:
         torch.cuda.synchronize()
     if dist.get_rank() != 0:
         return
-    kernels = sorted((e for e in found.events() if "spin" not in e.name), key=lambda event: event.time_range.start)
+    on_device = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = sorted((e for e in on_device if "spin" not in e.name), key=lambda event: event.time_range.start)
     end = first = kernels[0].time_range.start
     for kernel in kernels:
         start, length = kernel.time_range.start, kernel.time_range.elapsed_us()

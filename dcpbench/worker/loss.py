@@ -21,6 +21,9 @@ from dcpbench.worker.linear import add_product, main_grad_of
 CHUNK_BYTES = 1 << 30
 """Memory for the logits held at once."""
 
+_ALIGNED = 64
+"""Elements: the distance of two rows of logits is a multiple of this."""
+
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -33,7 +36,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if main_grad is None else main_grad
         # Rows without a label are selected away, not multiplied by zero: nothing in them can reach a sum.
         labelled = hidden.where((labels != IGNORE_INDEX)[:, None], 0.0)
-        buffer = hidden.new_empty(min(rows, total_rows), vocabulary)
+        # Matrix products want rows that begin at multiples of 16 bytes, whatever the vocabulary.
+        buffer = hidden.new_empty(min(rows, total_rows), -(-vocabulary // _ALIGNED) * _ALIGNED)[:, :vocabulary]
         for start in range(0, total_rows, rows):
             part = slice(start, start + rows)
             logits = torch.mm(labelled[part], weight.T, out=buffer[: min(rows, total_rows - start)])

@@ -1,7 +1,7 @@
 """Runs under torchrun on GPUs: every backend on packs that break things, against one GPU in float32.
 
-Writes a list of {"backend", "case", "size", "error", "scale", "repeatable"} to the file named in argv:
-`error` is the largest relative error of output and gradients, `scale` the largest deviation of the
+Writes a list of {"backend", "case", "size", "errors", "scale", "repeatable"} to the file named in argv:
+`errors` are the relative errors of output and gradients of q, k and v, `scale` the largest deviation of the
 projection on the expected values from 1, which rounding averages out of and a wrong factor does not.
 """
 
@@ -95,15 +95,14 @@ def run(name: str, case: str, size: int, groups: RuntimeGroups, device: torch.de
     keep = torch.from_numpy(ranges(layout.query_starts, layout.query_counts)).to(device)
     numbers = [measure(a[keep], b[rows][keep]) for a, b in zip(got, want, strict=True)]
     result = torch.tensor(
-        [max(e for e, _ in numbers), max(s for _, s in numbers),
-         float(all(torch.equal(a[keep], b[keep]) for a, b in zip(got, again, strict=True)))],
+        [*(error for error, _ in numbers), max(scale for _, scale in numbers),
+         float(not all(torch.equal(a[keep], b[keep]) for a, b in zip(got, again, strict=True)))],
         device=device, dtype=torch.float64,
     )  # fmt: skip
-    result[2] = -result[2]
     dist.all_reduce(result, op=dist.ReduceOp.MAX)
-    error, scale, repeatable = result.tolist()
-    return {"backend": name, "case": case, "size": size, "error": error, "scale": scale,
-            "repeatable": repeatable == -1.0}  # fmt: skip
+    *errors, scale, differs = result.tolist()
+    return {"backend": name, "case": case, "size": size, "errors": errors, "scale": scale,
+            "repeatable": differs == 0}  # fmt: skip
 
 
 def main() -> None:

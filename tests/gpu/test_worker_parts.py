@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     # The first product of a backward, which autograd runs in a thread of its own, makes that thread's context.
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 GIB = 1 << 30
 
@@ -80,7 +81,7 @@ def test_loss_and_gradients_are_those_of_float64(rows: int, vocabulary: int) -> 
     weight = (0.1 * torch.randn(vocabulary, 256, device=cuda())).bfloat16().requires_grad_()
     weight.main_grad = torch.zeros(vocabulary, 256, device=cuda())
     labels = torch.randint(0, vocabulary, (rows,), device=cuda())
-    labels[::7] = -100
+    labels[1::7] = -100
     total = linear_cross_entropy(hidden, weight, labels)
     total.backward()
     if rows == 0:
@@ -100,7 +101,7 @@ def test_loss_and_gradients_are_those_of_float64(rows: int, vocabulary: int) -> 
     assert total.item() == pytest.approx(expected, rel=1e-5)
     assert relative(hidden.grad, grad_hidden) < 6e-3
     assert relative(weight.main_grad, grad_weight) < 6e-3
-    assert (hidden.grad[::7] == 0).all()
+    assert (hidden.grad[1::7] == 0).all()
 
 
 def test_rows_times_vocabulary_beyond_32_bits() -> None:
