@@ -33,7 +33,7 @@ KEYS = {
 MOST_ITERATIONS = 10_000_000
 """More than this is taken for a broken log, not for a benchmark."""
 
-_NOT_ALIGNED = {"line", "iteration", "total", "skipped"}
+_NOT_ALIGNED = {"line", "iteration", "total", "skipped", "case"}
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,14 @@ def cautions(
     order_effect: float | None = None,
     order_interval: tuple[float, float] | None = None,
     margin: float = 0.01,
+    mode: str = "launches",
 ) -> tuple[str, ...]:
     """All cautions, the gravest first. See `analysis.Analysis` for the arguments."""
     found = [*_swapped(launches), *_different_settings(launches)]
     if aligned is not None:
-        found += [*_few_pairs(launches, baseline_first), *_unsettled(settling, warmup), *_unchecked(aligned)]
-        found += _order(order_effect, order_interval, margin)
+        found += _same_process(launches, baseline_first) if mode == "lockstep" else _few_pairs(launches, baseline_first)
+        found += [*_unsettled(settling, warmup), *_unchecked(aligned)]
+        found += _order(order_effect, order_interval, margin, "an iteration" if mode == "lockstep" else "a pair")
     if parity is not None:
         found += _losses(parity, check_loss_parity)
     found += [*_formats(launches), *remarks]
@@ -149,12 +151,34 @@ def _few_pairs(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_
     return found
 
 
-def _order(effect: float | None, ends: tuple[float, float] | None, margin: float) -> list[str]:
+def _same_process(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_] | None) -> list[str]:
+    """What lockstep cannot tell apart by itself. `baseline_first` has an entry for each iteration."""
+    found: list[str] = []
+    if len({launch.table.header and launch.table.header.scheduler for launch in launches}) > 1:
+        found.append(
+            "Both cases ran in one process, so one uses memory that the other has left behind; what that does to their "
+            "times shows in a lockstep run of a case with itself (the same scheduler for both)."
+        )
+    else:
+        found.append(
+            "Both sides are the same case (A/A): whatever speed-up, memory or gradient difference is found is the "
+            "measurement's own."
+        )
+    if baseline_first is not None and (baseline_first.all() or not baseline_first.any()):
+        first = "baseline" if baseline_first.all() else "dcp"
+        found.append(
+            f"{first} came first in every iteration, so an effect of coming second cannot be told from a speed-up; "
+            "balanced order (launches.order) can."
+        )
+    return found
+
+
+def _order(effect: float | None, ends: tuple[float, float] | None, margin: float, within: str) -> list[str]:
     """An effect of coming second that shows in its interval, or is larger than what counts as a difference."""
     if effect is None or (abs(np.log(effect)) <= np.log1p(margin) and (ends is None or ends[0] <= 1 <= ends[1])):
         return []
     return [
-        f"Coming second in a pair changed the time by {effect - 1:+.1%}; balanced order takes this out of the "
+        f"Coming second in {within} changed the time by {effect - 1:+.1%}; balanced order takes this out of the "
         "speed-up, but the machine is not the same in both places."
     ]
 

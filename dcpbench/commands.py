@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 def resolve(spec: Path | None, overrides: Sequence[str], options: Mapping[str, tuple[str, Any]]) -> ResolvedSpec:
     """The spec with environment, `--set` and options applied."""
     file = None if spec is None else resources.spec_file(spec)
-    return config.load(file, environ=os.environ, overrides=overrides, options=options)
+    resolved = config.load(file, environ=os.environ, overrides=overrides, options=options)
+    if resolved.spec.mode == "lockstep" and "launches.pairs" in options:
+        # How often is asked with one option, whatever a launch is.
+        renamed = {"lockstep.launches" if name == "launches.pairs" else name: given for name, given in options.items()}
+        resolved = config.load(file, environ=os.environ, overrides=overrides, options=renamed)
+    return resolved
 
 
 def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
@@ -115,6 +120,8 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
     for item in shown:
         which = f"pair {item['pair']}, " if item["pair"] else ""
         _out(f"{item['position']}. {item['id']} ({which}{item['case']})")
+        if item["case"] == "lockstep":
+            _out(f"   every iteration under both cases, at the same weights; order {spec.launches.order}")
         _out(f"   command: {shlex.join(item['argv'])}")
         _out(f"   environment: {' '.join(item['environment'])}")
         if item["condition"]:
@@ -302,6 +309,7 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
         (
             run.when or "never launched",
             run.spec,
+            run.mode,
             str(run.pairs),
             "-" if run.speedup is None else f"{run.speedup:.3f}",
             "-" if run.low is None else f"{run.low:.3f} to {run.high:.3f}",
@@ -314,7 +322,7 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
     if not rows:
         _out(f"{folder} holds no run folder")
         return ExitCode.PASSED
-    _table(("started", "spec", "pairs", "speed-up", "95 % interval", "speed", "verdict", "run folder"), rows)
+    _table(("started", "spec", "mode", "pairs", "speed-up", "95 % interval", "speed", "verdict", "run folder"), rows)
     return ExitCode.PASSED
 
 

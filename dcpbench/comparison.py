@@ -20,7 +20,7 @@ from dcpbench.sources import read_run
 from dcpbench.spec import CASES, Spec
 from dcpbench.stats.interval import Interval, Speed, decide, unpaired
 
-_FREE = ("name", "output", "tolerances", "decision", "launches")
+_FREE = ("name", "output", "tolerances", "decision", "launches", "lockstep")
 """Sections of the spec that do not decide how fast a case is."""
 
 
@@ -164,5 +164,11 @@ def _notes(first: Analysis, second: Analysis) -> Iterator[str]:
             version, other = ours.versions.get(package), theirs.versions.get(package)
             if version != other:
                 yield f"{case}: {package} is {version} in the first run, {other} in the second."
+    modes = [run.mode for run in (first, second)]
+    if "lockstep" in modes:
+        yield (
+            f"The first run was made in mode {modes[0]}, the second in mode {modes[1]}; in lockstep a case's time is "
+            "put together from its own passes and a shared update."
+        )
     if 1 in (first.pairs, second.pairs):
         yield "With a single pair of launches nothing is decided."

@@ -306,7 +306,7 @@ def _sentence(error: Mapping[str, Any], entries: Mapping[str, _Entry], kind: str
         words = complaint.lower().replace(";", " ").replace(",", " ").split()
         named = [key for key in entries if key.startswith(f"{name}.") and key.rpartition(".")[2] in words]
         origins = ", ".join(f"{key} from {entries[key].where}" for key in named)
-        return f"{name}: {complaint}" + (f" ({origins})" if origins else "")
+        return f"{name or (path.name if path else 'spec')}: {complaint}" + (f" ({origins})" if origins else "")
     where = entries[name].where if name in entries else path.name if path else "spec"
     return f"{where}: {name}{place} {complaint}"
 

@@ -51,6 +51,8 @@ class LaunchInput:
     table: LaunchTable
     failure: str | None = None
     """Why the launch failed, if it did."""
+    folder: str | None = None
+    """The launch's folder where that has another name than `id`: in lockstep both cases are of one launch."""
 
 
 def shortened(launch: LaunchInput, faults: Iterator[Fault]) -> list[Fault]:

@@ -28,6 +28,8 @@ class Run:
     """Verdict on the speed-up."""
     verdict: str | None
     """Verdict on the comparison."""
+    mode: str = "launches"
+    """`lockstep` where both cases shared a launch; `pairs` then counts those."""
 
 
 def runs(folder: Path) -> list[Run]:
@@ -49,7 +51,7 @@ def _run(path: Path) -> Run | None:
         return None
     try:
         spec = config.load(folder.spec, environ={}).spec
-        name, pairs = spec.name, spec.launches.pairs
+        name, pairs = spec.name, spec.lockstep.launches if spec.mode == "lockstep" else spec.launches.pairs
         entries = ledger.read(folder.ledger) if folder.ledger.is_file() else []
     except DcpbenchError:
         return Run(str(path), None, "unreadable spec or ledger", 0, None, None, None, None, None)
@@ -66,6 +68,7 @@ def _run(path: Path) -> Run | None:
         high=ends.get("high"),
         speed=speedup.get("verdict"),
         verdict=statistics.get("verdict"),
+        mode=spec.mode,
     )
 
 

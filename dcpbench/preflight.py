@@ -122,6 +122,9 @@ def _builtin(spec: Spec, device: str, _: Mapping[str, str], __: Stream | None) -
         if size > 1:
             yield refuse(name, f"topology.{name} is {size}: the built-in worker has no {words} yet; set it to 1")
     yield from _attention(spec, device)
+    if spec.mode == "lockstep":
+        sides = f"{spec.cases.baseline.scheduler} with itself (A/A)" if spec.compared_with_itself else "both cases"
+        yield ok("mode", f"lockstep: {sides} at the same weights, in {spec.lockstep.launches} launches")
     load = spec.training.load_path
     if load is not None and not (load / ".metadata").is_file():
         yield refuse(

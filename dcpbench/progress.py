@@ -45,7 +45,7 @@ class _Course:
         self._remaining: dict[str, int] = {}
         self._cold: float | None = None
         self._seconds = 0.0
-        self._count = 0
+        self._count = 0.0
 
     def planned(self, launches: list[Launch]) -> None:
         self.pairs = max((launch.pair for launch in launches), default=1)
@@ -60,7 +60,9 @@ class _Course:
         if record.iteration <= launch.spec.training.warmup_iterations:
             self._cold = record.seconds
         elif record.seconds is not None:
-            self._seconds, self._count = self._seconds + record.seconds, self._count + 1
+            # In lockstep an iteration has two records, and takes the time of both.
+            share = 0.5 if record.case else 1.0
+            self._seconds, self._count = self._seconds + record.seconds, self._count + share
 
     def ended(self, launch: Launch) -> None:
         self._remaining[launch.id] = 0
@@ -221,7 +223,7 @@ class LiveProgress:
 
 
 def _figures(record: IterationRecord) -> list[str]:
-    figures = []
+    figures = [record.case] if record.case else []
     if record.tokens is not None and record.seconds:
         figures.append(f"{record.tokens / record.seconds:,.0f} tokens/s")
     figures.append("loss missing" if record.loss is None else f"loss {record.loss:.4f}")

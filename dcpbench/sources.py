@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from dcpbench import config, ledger, plan, profiles, runfolder
+from dcpbench import config, ledger, lockstep, plan, profiles, runfolder
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import LaunchInput
 from dcpbench.ledger import Entry
@@ -32,13 +33,16 @@ class Source:
     profiles: tuple[LaunchProfile, ...] = ()
     control: LaunchInput | None = None
     """The layout control, where one was launched; it belongs to no pair and no case's numbers."""
+    mode: Literal["launches", "lockstep"] = "launches"
 
 
 def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto") -> Source:
     """Console logs, one for each launch; the n-th of either case are a pair.
 
+    The log of a lockstep launch holds both cases, and is given for both.
+
     Raises:
-        UsageError: the numbers of logs differ, or there is none.
+        UsageError: the numbers of logs differ, there is none, or lockstep is compared with launches.
         LogError: a log cannot be read.
     """
     if not baseline or len(baseline) != len(dcp):
@@ -46,11 +50,19 @@ def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto
             f"{len(baseline)} baseline and {len(dcp)} dcp logs; give one --baseline-log and one --dcp-log for each pair"
         )
     launches: list[LaunchInput] = []
+    modes: set[Literal["launches", "lockstep"]] = set()
     for pair, logs in enumerate(zip(baseline, dcp, strict=True), start=1):
         for case, path in zip(_CASE_NAMES, logs, strict=True):
             table = parse_log(path, format)
+            modes.add("lockstep" if table.headers else "launches")
+            table = lockstep.series(table)[case] if table.headers else table
             launches.append(LaunchInput(id=f"{pair:02d}-{case}", case=case, pair=pair, position=None, table=table))
-    return Source("logs", tuple(_positions(launches)))
+    if len(modes) > 1 or (modes == {"lockstep"} and any(a != b for a, b in zip(baseline, dcp, strict=True))):
+        raise UsageError(
+            "the log of a lockstep launch holds both cases at the same weights and is comparable with nothing else; "
+            "give it as --baseline-log and as --dcp-log"
+        )
+    return Source("logs", tuple(_positions(launches)), mode=modes.pop())
 
 
 def read_run(path: Path) -> Source:
@@ -81,11 +93,22 @@ def read_run(path: Path) -> Source:
                 f"{planned.id} was read from its console log, at reduced precision: it has no records.jsonl."
             )
         position = started.get(planned.id, planned.position if ends is None else None)
-        launches.append(LaunchInput(planned.id, planned.case, planned.pair, position, table, failure))
+        launches += _inputs(planned, position, table, failure)
     if spec.runner == "megatron_lm" and any(launch.table.has("tokens") for launch in launches):
         remarks.append("Token counts are those of the prepared data: Megatron-LM logs samples only.")
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
-    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled), _control(plans, ends, started))
+    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled), _control(plans, ends, started),
+                  spec.mode)  # fmt: skip
+
+
+def _inputs(planned: Launch, position: int | None, table: LaunchTable, failure: str | None) -> list[LaunchInput]:
+    """What a launch gives to compare: its case or, in lockstep, both."""
+    if planned.case != "lockstep":
+        return [LaunchInput(planned.id, planned.case, planned.pair, position, table, failure)]
+    return [
+        LaunchInput(f"{planned.id}-{case}", case, planned.pair, position, own, failure, planned.id)
+        for case, own in lockstep.series(table).items()
+    ]
 
 
 def _control(

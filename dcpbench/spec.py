@@ -289,6 +289,12 @@ class Schedule(Section):
     )
 
 
+class Lockstep(Section):
+    """What only `mode: lockstep` needs to know: both cases in one launch, on the same weights."""
+
+    launches: int = Field(1, ge=1, description="Lockstep launches; `--pairs`, `--quick` and `--rigorous` set it.")
+
+
 class Launches(Section):
     """How often, in which order and within which limits the cases are launched."""
 
@@ -376,6 +382,11 @@ class Spec(Section):
     runner: Literal["builtin", "megatron_lm"] = Field(
         "builtin", description="What trains: the built-in worker, or `pretrain_gpt.py` of a Megatron-LM checkout."
     )
+    mode: Literal["launches", "lockstep"] = Field(
+        "launches",
+        description="launches: each case has launches of its own. lockstep: one launch computes every global batch "
+        "under both cases on the same weights (built-in worker).",
+    )
     model: Model = Model()
     topology: Topology = Topology()
     training: Training = Training()
@@ -383,7 +394,23 @@ class Spec(Section):
     cases: Cases = Cases()
     schedule: Schedule = Schedule()
     launches: Launches = Launches()
+    lockstep: Lockstep = Lockstep()
     megatron: Megatron = Megatron()
     tolerances: Tolerances = Tolerances()
     decision: Decision = Decision()
     output: Output = Output()
+
+    @property
+    def compared_with_itself(self) -> bool:
+        """Whether both cases are the same (an A/A comparison), so that any difference is the measurement's own."""
+        return self.cases.baseline == self.cases.dcp
+
+    @model_validator(mode="after")
+    def _lockstep(self) -> Spec:
+        if self.mode == "lockstep" and self.runner != "builtin":
+            raise ValueError(f"mode lockstep needs the built-in worker; runner is {self.runner}")
+        if self.mode == "lockstep" and self.training.profile_iterations:
+            raise ValueError(
+                "training.profile_iterations profiles launches of one case; mode lockstep has both in an iteration"
+            )
+        return self

@@ -31,6 +31,7 @@ INTEGERS = (
     "longest",
     "token_count",
     "microbatches",
+    "order",
     "skipped",
 )
 FLOATS = (
@@ -44,8 +45,11 @@ FLOATS = (
     "peak_memory_bytes",
     "reserved_memory_bytes",
     "tflops_per_gpu",
+    "pass_seconds",
+    "update_seconds",
+    "gradient_difference",
 )
-TEXTS = ("batch_digest", "cp_sizes")
+TEXTS = ("batch_digest", "cp_sizes", "case", "gradient_segment")
 
 _ROWS_PER_CHUNK = 1 << 15
 
@@ -75,6 +79,8 @@ class LaunchTable:
     format: str
     columns: dict[str, NDArray[Any]]
     header: RunHeader | None = None
+    headers: tuple[RunHeader, ...] = ()
+    """In lockstep the header of each case; else empty."""
     end: RunEnd | None = None
     malformed: tuple[Malformed, ...] = ()
     problems: dict[int, tuple[str, ...]] | None = None

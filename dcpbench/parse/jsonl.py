@@ -13,7 +13,7 @@ _LINE = re.compile(r'\s*\{"kind":\s*"(?:header|iteration|end)"')
 
 _INTEGERS = tuple(name for name in INTEGERS if name not in ("line", "total", "skipped", "skipped_samples"))
 _FLOATS = tuple(name for name in FLOATS if name != "imbalance")
-_NAMES = ("line", "skipped", "batch_digest", "cp_sizes", "imbalance", *_INTEGERS, *_FLOATS)
+_NAMES = ("line", "skipped", "batch_digest", "cp_sizes", "case", "gradient_segment", "imbalance", *_INTEGERS, *_FLOATS)
 
 
 def recognises(text: str) -> bool:
@@ -29,7 +29,7 @@ def parse(path: Path) -> LaunchTable:
     """
     builder = TableBuilder(_NAMES)
     malformed: list[Malformed] = []
-    header: RunHeader | None = None
+    headers: list[RunHeader] = []
     end: RunEnd | None = None
     for number, record in records.stream(path):
         if isinstance(record, IterationRecord):
@@ -37,16 +37,17 @@ def parse(path: Path) -> LaunchTable:
         elif isinstance(record, Malformed):
             malformed.append(record)
         elif isinstance(record, RunHeader):
-            if header is not None:
+            if records.second_header(headers, record):
                 malformed.append(Malformed(number, "a second header; the file holds more than one launch"))
-            header = header or record
+            headers.append(record)
         else:
             end = record
     return LaunchTable(
         source=path.name,
         format="jsonl",
         columns=builder.columns(),
-        header=header,
+        header=headers[0] if headers else None,
+        headers=tuple(header for header in headers if header.mode == "lockstep"),
         end=end,
         malformed=tuple(malformed),
         problems=builder.problems,
@@ -57,7 +58,7 @@ def parse(path: Path) -> LaunchTable:
 
 def _row(number: int, record: IterationRecord) -> list[Value]:
     row: list[Value] = [number, int(record.skipped), record.batch_digest or "", records.cp_text(record.cp_sizes)]
-    row.append(_imbalance(record.rank_seconds))
+    row += [record.case or "", record.gradient_segment or "", _imbalance(record.rank_seconds)]
     for name in _INTEGERS:
         value = getattr(record, name)
         row.append(ABSENT if value is None else value)

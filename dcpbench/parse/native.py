@@ -31,9 +31,16 @@ _FIELDS = {
     "memory MiB": Field("peak_memory_bytes", "float"),
     "TFLOP/s/GPU": Field("tflops_per_gpu", "float", nonfinite=False),
     "digest": Field("batch_digest", "text"),
+    "case": Field("case", "text"),
+    "order": Field("order", "int"),
+    "pass ms": Field("pass_seconds", "float"),
+    "update ms": Field("update_seconds", "float"),
+    "gradient difference": Field("gradient_difference", "float", nonfinite=False),
+    "most in": Field("gradient_segment", "text"),
     "steps skipped": Field("skipped", "int"),
 }
-_DIVIDE = {"seconds": 1e3, "scheduling_seconds": 1e3, "peak_memory_bytes": 2.0**-20}
+_MILLISECONDS = ("seconds", "scheduling_seconds", "pass_seconds", "update_seconds")
+_DIVIDE = {**dict.fromkeys(_MILLISECONDS, 1e3), "peak_memory_bytes": 2.0**-20}
 _HEADER = "dcpbench header "
 _END = re.compile(r"dcpbench end \| (\d{1,18}) iterations in (\d+\.\d) s \|")
 _ANY = re.compile(_START)
@@ -52,15 +59,15 @@ def parse(path: Path) -> LaunchTable:
     """
     reader = RecordReader(_START, _FIELDS, closing="steps skipped", literals=("dcpbench iteration", "steps skipped"))
     builder = TableBuilder(reader.names, _DIVIDE)
-    header: RunHeader | None = None
+    headers: list[RunHeader] = []
     end: RunEnd | None = None
     for number, text in segments(path):
         for row, problems in reader.read(number, text):
             builder.add(row, problems)
         if _HEADER in text:
             found = _header(number, text)
-            if isinstance(found, RunHeader) and header is None:
-                header = found
+            if isinstance(found, RunHeader) and not records.second_header(headers, found):
+                headers.append(found)
             elif isinstance(found, Malformed):
                 reader.malformed.append(found)
             else:
@@ -71,12 +78,13 @@ def parse(path: Path) -> LaunchTable:
         source=path.name,
         format="native",
         columns=builder.columns(),
-        header=header,
+        header=headers[0] if headers else None,
+        headers=tuple(header for header in headers if header.mode == "lockstep"),
         end=end,
         malformed=tuple(reader.malformed),
         problems=builder.problems,
         # A log that was cut out of a larger one may lack both header and end; with the header, it is a whole launch.
-        ends_are_marked=header is not None,
+        ends_are_marked=bool(headers),
         hint=f"no records in {path.name}; dcpbench prints them on rank 0",
     )
 

@@ -30,6 +30,9 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         yield Text()
         yield _table(("", *analysis.cases), wording.case_rows(analysis))
         yield _table(("speed-up of dcp (above 1: faster)", "times"), wording.speedup_rows(analysis))
+        if analysis.lockstep is not None:
+            yield _table(("lockstep", ""), wording.lockstep_rows(analysis))
+            yield _text(wording.LOCKSTEP_TEXT)
         if analysis.lengths:
             yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield _table(("loss parity", ""), wording.parity_rows(analysis))

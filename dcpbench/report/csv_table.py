@@ -47,6 +47,9 @@ def _rows(analysis: Analysis) -> Iterator[tuple[str, str, Value, str]]:
     for end in ("low", "high"):
         yield "", f"speedup_interval_{end}", getattr(analysis.interval, end, None), "times"
     yield "", "speedup_verdict", analysis.speed, ""
+    yield "", "mode", analysis.mode, ""
+    if analysis.lockstep is not None:
+        yield "", "gradient_difference_max", analysis.lockstep.gradient_difference_max, ""
     yield "", "order_effect", analysis.order_effect, "times"
     for metric in ("passed", "max_abs_diff", "mean_abs_diff", "first_iteration_diff"):
         yield "", f"parity_{metric}", getattr(analysis.parity, metric, None), ""

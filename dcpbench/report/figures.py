@@ -69,7 +69,8 @@ def _launches(analysis: Analysis, figure: Figure) -> None:
         left.plot([pair, pair], [rate, values["dcp"][pair]], color=INK, linewidth=1, alpha=0.6, zorder=1)
     for case, rates in values.items():
         left.scatter(list(rates), list(rates.values()), color=COLOURS[case], label=case, s=28, zorder=2)
-    left.set(xlabel="pair of launches", ylabel=unit)
+    place = "pair of launches" if analysis.lockstep is None else "lockstep launch"
+    left.set(xlabel=place, ylabel=unit)
     left.set_ylim(0, 1.1 * max(rate for rates in values.values() for rate in rates.values()))
     left.legend(loc="lower right", fontsize=9)
     pairs = list(values["baseline"])
@@ -78,7 +79,7 @@ def _launches(analysis: Analysis, figure: Figure) -> None:
     right.axhline(analysis.speedup.total, color=COLOURS["dcp"], linewidth=1.2)
     right.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
     right.scatter(pairs, list(analysis.speedup.by_pair), color=COLOURS["dcp"], s=28, zorder=2)
-    right.set(xlabel="pair of launches", ylabel="times as fast as baseline")
+    right.set(xlabel=place, ylabel="times as fast as baseline")
     for axes in (left, right):
         axes.set_xticks(pairs if len(pairs) <= 12 else pairs[:: -(-len(pairs) // 12)])
         axes.margins(x=0.15)

@@ -36,7 +36,10 @@ def _body(analysis: Analysis) -> Iterator[str]:
         yield paragraph(wording.warmup_sentence(analysis))
         yield section("Speed-up of dcp over baseline")
         yield table(("measure", "times as fast"), wording.speedup_rows(analysis))
-        yield table(("pair", "times as fast"), wording.pair_rows(analysis))
+        yield table((wording.pair_noun(analysis), "times as fast"), wording.pair_rows(analysis))
+        if analysis.lockstep is not None:
+            yield section("Lockstep") + paragraph(wording.LOCKSTEP_TEXT)
+            yield table(("", ""), wording.lockstep_rows(analysis))
         if analysis.lengths:
             yield section("Speed-up by length") + table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield section("Loss parity") + table(wording.GATE_COLUMNS, wording.gate_rows(analysis))
@@ -62,7 +65,7 @@ def _answer(analysis: Analysis) -> Iterator[str]:
     outcome, speedup, found = analysis.verdict.outcome, analysis.speedup, analysis.interval
     yield f'<section class="answer {outcome}">'
     if speedup is not None:
-        ends = "one pair of launches: no interval"
+        ends = "no interval" if analysis.lockstep else "one pair of launches: no interval"
         if found is not None:
             low, high = _keyed("speedup.interval.low", found.low), _keyed("speedup.interval.high", found.high)
             ends = f"95 % interval {low} to {high}"

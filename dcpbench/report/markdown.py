@@ -41,7 +41,11 @@ def _sections(analysis: Analysis) -> Iterator[str]:
             "as the geometric mean over pairs. Median and trimmed mean describe a typical iteration; on samples of "
             "very different lengths they leave out the long ones, so they are no substitute for it."
         )
-        yield _table(("pair", "times as fast"), wording.pair_rows(analysis))
+        yield _table((wording.pair_noun(analysis), "times as fast"), wording.pair_rows(analysis))
+        if analysis.lockstep is not None:
+            yield "## Lockstep"
+            yield wording.LOCKSTEP_TEXT
+            yield _table(("", ""), wording.lockstep_rows(analysis))
         if analysis.lengths:
             yield "## Speed-up by length"
             yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))

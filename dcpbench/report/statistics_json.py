@@ -47,6 +47,12 @@ _REASONS = {
     "order_effect": "known only when both orders of the cases were launched",
     "position": "the logs do not tell in which order the launches ran",
     "failure": "the launch did not fail",
+    "lockstep": "the cases were launched apart",
+    "paired": "known for one or two launches of at least four measured iterations",
+    "more_iterations": "only where the speed-up is inconclusive and iterations are counted",
+    "memory_difference": "on CPU peaks are those of the process",
+    "predicted": "the run used no measured cost profile of this machine and model",
+    "planned_with": "the scheduler plans without a cost model",
 }
 _NOT_REPORTED = "the records do not carry it"
 
@@ -63,7 +69,9 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "verdict_reasons": list(analysis.verdict.reasons),
         "iterations": analysis.iterations,
         "warmup_iterations": analysis.warmup,
+        "mode": analysis.mode,
         "pairs": analysis.pairs,
+        "lockstep": asdict(analysis.lockstep) if analysis.lockstep else None,
         "cases": {name: _case(case) for name, case in analysis.cases.items()},
         "speedup": {
             "total": speedup.total if speedup else None,
@@ -180,7 +188,9 @@ def _case(case: CaseResult) -> dict[str, Any]:
         "rank_imbalance": profile.imbalance if profile else None,
         "peak_memory_bytes": profile.peak_memory_bytes if profile else None,
         "logged_tflops_per_gpu": profile.logged_tflops_per_gpu if profile else None,
+        "predicted": asdict(case.predicted) if case.predicted else None,
         "scheduler": header.scheduler if header else None,
+        "planned_with": header.costs if header else None,
         "attention": header.attention if header else None,
         "padding": header.padding if header else None,
         "dtype": header.dtype if header else None,

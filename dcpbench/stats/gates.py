@@ -49,6 +49,8 @@ class Gate:
     """Whether it counts: a gate that needs a floor and has none is only reported."""
     meaning: str
     """What a failure usually comes from."""
+    where: str = ""
+    """In lockstep: where it was exceeded first."""
 
     @property
     def ratio(self) -> float | None:
@@ -93,7 +95,7 @@ def gates(
     found = [_first_step(baseline, dcp, atol, FIRST_STEP[float32], first_step_rtol, other)]
     if baseline.shape[1] > 1:
         found += [_early(baseline, dcp, atol, float32, other), _bias(baseline, dcp, atol, float32, other)]
-    found.append(_back_stop(baseline, dcp, atol, rtol))
+    found.append(back_stop(baseline, dcp, atol, rtol))
     if baseline_grad_norm is not None and dcp_grad_norm is not None:
         norm = None if control is None or control.grad_norm is None else control.grad_norm[0]
         found += _grad_norm(baseline_grad_norm[:, 0], dcp_grad_norm[:, 0], norm)
@@ -162,7 +164,8 @@ def _bias(baseline: Values, dcp: Values, atol: float, float32: bool, control: Va
     )
 
 
-def _back_stop(baseline: Values, dcp: Values, atol: float, rtol: float) -> Gate:
+def back_stop(baseline: Values, dcp: Values, atol: float, rtol: float) -> Gate:
+    """L4: |dcp - baseline| <= atol + rtol * |baseline| at every iteration."""
     excess = np.abs(dcp - baseline) - (atol + rtol * np.abs(baseline))
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
     size, allowed = np.abs(dcp - baseline), atol + rtol * np.abs(baseline)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcpbench.stats.interval import interval
+from dcpbench.stats.interval import Interval, interval
 
 BINS = 4
 
@@ -22,14 +23,21 @@ class LengthBin:
     iterations: int
     speedup: float
     low: float | None
-    """Lower end of the 95 % interval over pairs; None with one pair."""
+    """Lower end of the 95 % interval over pairs, in lockstep over iterations; None with too few of them."""
     high: float | None
     share: float
     """Of the baseline's measured time."""
 
 
-def by_longest(baseline: NDArray[np.float64], dcp: NDArray[np.float64], longest: NDArray[Any]) -> tuple[LengthBin, ...]:
+def by_longest(
+    baseline: NDArray[np.float64],
+    dcp: NDArray[np.float64],
+    longest: NDArray[Any],
+    ends_of: Callable[[NDArray[np.bool_]], Interval | None] | None = None,
+) -> tuple[LengthBin, ...]:
     """Bins at the quartiles of `longest`, shape (iterations,); times have shape (pairs, iterations).
+
+    `ends_of` gives the interval of the iterations that it is told; default: that over pairs.
 
     Equal lengths share a bin, so there may be fewer than `BINS`.
     """
@@ -39,7 +47,7 @@ def by_longest(baseline: NDArray[np.float64], dcp: NDArray[np.float64], longest:
     for place in np.unique(places):
         inside = places == place
         logs = np.log(baseline[:, inside].sum(axis=1) / dcp[:, inside].sum(axis=1))
-        ends = interval(logs)
+        ends = interval(logs) if ends_of is None else ends_of(inside)
         found.append(
             LengthBin(
                 shortest=int(longest[inside].min()),

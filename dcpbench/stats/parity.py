@@ -80,12 +80,13 @@ def parity(
     float32: bool = False,
     first_step_rtol: float | None = None,
     control: Control | None = None,
+    judged: tuple[Gate, ...] | None = None,
 ) -> Parity:
     """Compares finite losses of shape (pairs, iterations), every iteration from the first on.
 
     Gradient norms are compared where both cases have them: clipping and Adam hide their scale from
     the loss. `float32` says that the losses were computed in that type, in which less is accepted.
-    For the other arguments see `gates.gates`.
+    For the other arguments see `gates.gates`; `judged` are other gates in place of those.
 
     Raises:
         ValueError: the shapes differ or nothing is there to compare.
@@ -101,7 +102,7 @@ def parity(
     norm_max = norm_first = None
     if baseline_grad_norm is not None and dcp_grad_norm is not None:
         norm_max, norm_first = _relative(baseline_grad_norm, dcp_grad_norm)
-    judged = gates(
+    judged = judged or gates(
         baseline,
         dcp,
         atol,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import AttentionLayout, RankPack, attention_layout, pack_rank, padded_lengths
 from dcpbench.dcp.workload import BatchPlan, Job, Scheduler
 from dcpbench.worker.parallel.gradients import reduces_early
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -167,16 +170,16 @@ def stage(pack: RankPack, group: CpGroup, attention: Backend, device: torch.devi
     return StagedPack(rows[0], rows[1], rows[2], attention.prepare(pack.layout, group))
 
 
-class Prefetcher:
+class Prefetcher(Generic[T]):
     """Makes the batch of the next iteration in a thread while the device works on the current one."""
 
-    def __init__(self, make: Callable[[int], StagedBatch], iterations: int) -> None:
+    def __init__(self, make: Callable[[int], T], iterations: int) -> None:
         self._make, self._last = make, iterations
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._iteration = 1
-        self._next: Future[StagedBatch] = self._pool.submit(make, 1)
+        self._next: Future[T] = self._pool.submit(make, 1)
 
-    def take(self) -> StagedBatch:
+    def take(self) -> T:
         """The batch of the next iteration. Raises what making it raised."""
         return self._next.result()
 

@@ -78,17 +78,54 @@ class Statistics:
         )
 
 
+class RecordWriter:
+    """Writes headers, records and end mark to the file and the console; only rank 0 has them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] | None = path.open("x", encoding="utf-8") if dist.get_rank() == 0 else None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank does."""
+        return self._file is not None
+
+    def header(self, header: records.RunHeader) -> None:
+        """Writes a header."""
+        self._write(header, records.console_header(header))
+
+    def iteration(self, record: records.IterationRecord, iterations: int) -> None:
+        """Writes one iteration, of so many."""
+        self._write(record, records.console_line(record, iterations))
+
+    def end(self, iterations: int, seconds: float) -> None:
+        """Marks the launch as complete."""
+        end = records.RunEnd(iterations=iterations, seconds=seconds)
+        self._write(end, records.console_end(end))
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; without `end` the launch counts as incomplete."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: records.RunHeader | records.IterationRecord | records.RunEnd, line: str) -> None:
+        if self._file is not None:
+            # One write per line and a flush: a reader that follows the file never sees half a record for long.
+            self._file.write(records.to_json(record) + "\n")
+            self._file.flush()
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
 class Emitter:
-    """Writes the records of a launch; only rank 0 has a file and a console."""
+    """Writes the records of a launch of one case."""
 
     def __init__(self, path: Path, header: records.RunHeader) -> None:
         self._header = header
         self._consumed_tokens = 0
-        self._file: IO[str] | None = None
-        if dist.get_rank() == 0:
-            self._file = path.open("x", encoding="utf-8")
-            self._write(header)
-            self._say(records.console_header(header))
+        self._writer = RecordWriter(path)
+        self._writer.header(header)
 
     def iteration(
         self,
@@ -104,70 +141,71 @@ class Emitter:
         Raises:
             RuntimeError: the ranks planned differently, or trained on another number of tokens than the data has.
         """
-        if len({rank.plan_digest for rank in ranks}) > 1:
-            raise RuntimeError(f"iteration {batch.iteration}: the ranks made different plans of the same batch")
-        if token_count != batch.token_count:
-            raise RuntimeError(
-                f"iteration {batch.iteration}: the ranks trained on {token_count} tokens; the batch has "
-                f"{batch.token_count}"
-            )
-        tokens = int(batch.lengths.sum())
-        self._consumed_tokens += tokens
-        if self._file is None:
-            return
-        header = self._header
-        squared = int((batch.lengths**2).sum())
-        seconds = max(rank.seconds for rank in ranks)
-        work = (header.flops_per_token or 0.0) * tokens + (header.flops_per_squared_length or 0.0) * squared
-        record = records.IterationRecord(
-            iteration=batch.iteration,
-            consumed_samples=batch.iteration * header.global_batch_size,
-            consumed_tokens=self._consumed_tokens,
-            samples=len(batch.lengths),
-            tokens=tokens,
-            padding_tokens=batch.padding_tokens,
-            squared_lengths=squared,
-            longest=int(batch.lengths.max()),
-            loss=loss_sum / token_count,
-            loss_sum=loss_sum,
-            token_count=token_count,
-            grad_norm=grad_norm,
-            learning_rate=learning_rate,
-            seconds=seconds,
-            rank_seconds=tuple(rank.seconds for rank in ranks),
-            scheduling_seconds=max(rank.scheduling_seconds for rank in ranks),
-            microbatches=batch.plan.microbatches,
-            cp_sizes=batch.plan.cp_sizes(),
-            batch_digest=batch.digest,
-            peak_memory_bytes=int(max(rank.peak_memory_bytes for rank in ranks)),
-            reserved_memory_bytes=int(max(rank.reserved_memory_bytes for rank in ranks)) or None,
-            tflops_per_gpu=work / (seconds * header.world_size * 1e12),
-            ended=ranks[0].ended or None,
-            jobs=batch.jobs_summary(),
-        )
-        self._write(record)
-        self._say(records.console_line(record, header.iterations))
+        check(batch, token_count, ranks)
+        self._consumed_tokens += int(batch.lengths.sum())
+        if self._writer.writes:
+            record = record_of(self._header, batch, self._consumed_tokens, loss_sum, grad_norm, learning_rate, ranks)
+            self._writer.iteration(record, self._header.iterations)
 
     def end(self, seconds: float) -> None:
         """Marks the launch as complete."""
-        end = records.RunEnd(iterations=self._header.iterations, seconds=seconds)
-        self._write(end)
-        self._say(records.console_end(end))
-        self.close()
+        self._writer.end(self._header.iterations, seconds)
 
     def close(self) -> None:
         """Closes the file; without `end` the launch counts as incomplete."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._writer.close()
 
-    def _write(self, record: records.RunHeader | records.IterationRecord | records.RunEnd) -> None:
-        if self._file is not None:
-            # One write per line and a flush: a reader that follows the file never sees half a record for long.
-            self._file.write(records.to_json(record) + "\n")
-            self._file.flush()
 
-    def _say(self, line: str) -> None:
-        if self._file is not None:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+def check(batch: RankBatch, token_count: int, ranks: list[RankMeasurement]) -> None:
+    """Nothing, or what shows that the ranks did not do the same work.
+
+    Raises:
+        RuntimeError: the ranks planned differently, or trained on another number of tokens than the data has.
+    """
+    if len({rank.plan_digest for rank in ranks}) > 1:
+        raise RuntimeError(f"iteration {batch.iteration}: the ranks made different plans of the same batch")
+    if token_count != batch.token_count:
+        raise RuntimeError(
+            f"iteration {batch.iteration}: the ranks trained on {token_count} tokens; the batch has {batch.token_count}"
+        )
+
+
+def record_of(
+    header: records.RunHeader,
+    batch: RankBatch,
+    consumed_tokens: int,
+    loss_sum: float,
+    grad_norm: float,
+    learning_rate: float,
+    ranks: list[RankMeasurement],
+) -> records.IterationRecord:
+    """The record of an iteration of which everything is known. `consumed_tokens` has this iteration's."""
+    tokens, squared = int(batch.lengths.sum()), int((batch.lengths**2).sum())
+    seconds = max(rank.seconds for rank in ranks)
+    work = (header.flops_per_token or 0.0) * tokens + (header.flops_per_squared_length or 0.0) * squared
+    return records.IterationRecord(
+        iteration=batch.iteration,
+        consumed_samples=batch.iteration * header.global_batch_size,
+        consumed_tokens=consumed_tokens,
+        samples=len(batch.lengths),
+        tokens=tokens,
+        padding_tokens=batch.padding_tokens,
+        squared_lengths=squared,
+        longest=int(batch.lengths.max()),
+        loss=loss_sum / batch.token_count,
+        loss_sum=loss_sum,
+        token_count=batch.token_count,
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        seconds=seconds,
+        rank_seconds=tuple(rank.seconds for rank in ranks),
+        scheduling_seconds=max(rank.scheduling_seconds for rank in ranks),
+        microbatches=batch.plan.microbatches,
+        cp_sizes=batch.plan.cp_sizes(),
+        batch_digest=batch.digest,
+        peak_memory_bytes=int(max(rank.peak_memory_bytes for rank in ranks)),
+        reserved_memory_bytes=int(max(rank.reserved_memory_bytes for rank in ranks)) or None,
+        tflops_per_gpu=work / (seconds * header.world_size * 1e12),
+        ended=ranks[0].ended or None,
+        jobs=batch.jobs_summary(),
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dcpbench.spec import Training
-from dcpbench.worker.batches import Prefetcher, RankBatch, StagedPack
+from dcpbench.worker.batches import Prefetcher, RankBatch, StagedBatch, StagedPack
 from dcpbench.worker.emit import Emitter, RankMeasurement, Statistics
 from dcpbench.worker.memory import out_of_memory, peak_memory, reserved_memory, settle
 from dcpbench.worker.model import GPT
@@ -31,7 +31,7 @@ class Trainer:
     device: torch.device
 
 
-def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Emitter) -> None:
+def train(trainer: Trainer, training: Training, batches: Prefetcher[StagedBatch], emitter: Emitter) -> None:
     """Runs every iteration of a launch.
 
     The time of an iteration is from asking for its batch to the end of its last kernel, on each
@@ -57,14 +57,7 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
         staged.wait()
         batch = staged.host
 
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        for number, pack in enumerate(staged.packs):
-            # Gradients are whole only in the last microbatch; from there on each part is summed when it is.
-            early = reduction.overlaps and batch.reduces_early and number + 1 == len(staged.packs)
-            try:
-                loss_sum += forward_backward(trainer.model, pack, reduction.ready if early else None)
-            except torch.OutOfMemoryError as error:
-                raise out_of_memory(_microbatch(batch, number), error, *_lower(training)) from None
+        loss_sum = compute(trainer, training, staged)
 
         # The device still has work to do, which is the time to get the next batch ready.
         batches.prefetch()
@@ -98,6 +91,27 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher, emitter: Em
     if pending is not None:
         nothing = torch.zeros((), dtype=torch.float64, device=device)
         emitter.iteration(*pending, statistics.unpack(statistics.reduce(nothing, 0, measured))[2])
+
+
+def compute(trainer: Trainer, training: Training, staged: StagedBatch) -> Tensor:
+    """Queues every microbatch of a batch on this rank: its gradients are added to the flat buffer.
+
+    Returns this rank's summed loss (float64, on the device). What may be reduced early has been started;
+    `reduction.finish` has to follow.
+
+    Raises:
+        LaunchError: out of GPU memory, with the microbatch it happened in.
+    """
+    reduction, batch = trainer.reduction, staged.host
+    loss_sum = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    for number, pack in enumerate(staged.packs):
+        # Gradients are whole only in the last microbatch; from there on each part is summed when it is.
+        early = reduction.overlaps and batch.reduces_early and number + 1 == len(staged.packs)
+        try:
+            loss_sum += forward_backward(trainer.model, pack, reduction.ready if early else None)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(_microbatch(batch, number), error, *_lower(training)) from None
+    return loss_sum
 
 
 def forward_backward(model: GPT, pack: StagedPack, finished: Callable[[str], None] | None) -> Tensor:

@@ -27,6 +27,12 @@ def settle(device: torch.device) -> None:
     """Gives back what setting up needed, and starts the peaks anew."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    start_peak(device)
+
+
+def start_peak(device: torch.device) -> None:
+    """Starts the peaks anew; on CPU they stay what they were."""
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
