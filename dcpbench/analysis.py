@@ -20,6 +20,7 @@ from dcpbench.align import KEYS, Aligned, align, expected_iterations
 from dcpbench.cautions import cautions, unsteady
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
+from dcpbench.predicted import add_predictions
 from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, LayoutControl, Measured, case_result, launch_result
 from dcpbench.sources import Source, read_logs, read_run
@@ -97,7 +98,7 @@ def analyze_run(
     if source.spec is None:
         raise LogError(f"{folder} has no spec")
     training = source.spec.training
-    return analyze(
+    result = analyze(
         source,
         iterations=training.iterations,
         warmup=training.warmup_iterations if warmup is None else warmup,
@@ -108,6 +109,7 @@ def analyze_run(
             launch.id: disturbances.read(folder / "launches" / launch.id / "gpu.csv") for launch in source.launches
         },
     )
+    return add_predictions(result, folder, source.spec)
 
 
 def analyze_logs(

@@ -17,6 +17,8 @@ from dcpbench import following, ledger, plan, preflight, runfolder, telemetry
 from dcpbench import launch as launching
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
+from dcpbench.dcp import cost_profiles
+from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.errors import DcpbenchError, Interrupted, LaunchError, RecordsError
 from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.interrupts import Interrupts
@@ -89,7 +91,7 @@ def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], l
     folder = runfolder.open_for(spec, path, resume=resume)
     gpus = survey(environ)
     preflight.check(spec, environ=environ, folder=path, gpus=gpus)
-    launches = plan.build(spec, path)
+    launches = plan.build(spec, path, costs_of(spec, folder, gpus, resume=resume))
     listener.planned(launches)
     runfolder.describe(folder, spec, launches)
     listener.phase("preparing data")
@@ -102,6 +104,27 @@ def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], l
         if finding.level == "warn":
             listener.note(f"caution: {finding.message}")
     return Prepared(folder, launches, report.device == "cpu", gpus)
+
+
+def costs_of(spec: Spec, folder: RunFolder, gpus: GpuSurvey, *, resume: bool) -> CostProfile | None:
+    """The cost profile of a run: what `schedule.costs` means here, or what the run began with if it is resumed.
+
+    None for a runner that plans by itself.
+
+    Raises:
+        SpecError: a named profile cannot be used.
+    """
+    if spec.runner != "builtin":
+        return None
+    if resume and folder.costs.is_file():
+        return cost_profiles.load(folder.costs)
+    return cost_profiles.resolve(spec, device_name(spec, gpus))
+
+
+def device_name(spec: Spec, gpus: GpuSurvey) -> str:
+    """What ranks of this spec compute on: `cpu`, or the GPU's name as the driver has it."""
+    cpu = preflight.resolve_device(spec, gpus) == "cpu" or not gpus.gpus
+    return "cpu" if cpu else gpus.gpus[0].model
 
 
 def walk(

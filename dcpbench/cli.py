@@ -283,6 +283,29 @@ def check(
 
 
 @app.command()
+def calibrate(
+    spec: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SPEC]", help="The model, data and capacity to time.", autocompletion=_complete_spec),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Ranks to time on.", min=1)] = None,
+    from_run: Annotated[
+        Path | None, typer.Option("--from-run", metavar="RUN", help="Refit to a finished run; launches nothing.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The profile (.json), or its folder.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time microbatches on this machine and fit the cost model that plans and predictions rest on."""
+    from dcpbench.calibration import shown  # noqa: PLC0415
+
+    _exit(shown.calibrate(spec, overrides, ranks=ranks, from_run=from_run, out=out, as_json=json))
+
+
+@app.command()
 def report(
     run: RunPath,
     format: Annotated[

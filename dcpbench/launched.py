@@ -18,6 +18,7 @@ _WORKER_FACTS = (
     "dtype",
     "attention",
     "scheduler",
+    "costs",
     "padding",
     "capacity",
     "cp_sizes",

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dcpbench.dcp.cost_profiles import CostProfile
+from dcpbench.dcp.timings import Calibration
 from dcpbench.errors import SpecError
 from dcpbench.megatron import environment, flags, probe
 from dcpbench.spec import Spec
@@ -34,6 +36,10 @@ class Launch(BaseModel):
     """The launch's own folder, absolute: `records.jsonl`, `stdout.log`, `launch.json`, `gpu.csv`."""
     data: Path
     """The prepared data, absolute; see `data/stream.py`."""
+    costs: CostProfile | None = None
+    """The cost profile that every rank plans with; None: the scheduler's own default."""
+    calibration: Calibration | None = None
+    """What to time before the first iteration; only `dcpbench calibrate` asks for it."""
 
     @property
     def records(self) -> Path:
@@ -65,8 +71,8 @@ def case_order(pairs: int, order: str) -> list[tuple[int, CaseName]]:
     return result
 
 
-def build(spec: Spec, folder: Path) -> list[Launch]:
-    """All launches of a run, in order."""
+def build(spec: Spec, folder: Path, costs: CostProfile | None = None) -> list[Launch]:
+    """All launches of a run, in order; each plans with `costs`."""
     root = folder.resolve()
     return [
         Launch(
@@ -77,6 +83,7 @@ def build(spec: Spec, folder: Path) -> list[Launch]:
             spec=spec,
             folder=root / "launches" / f"{pair:02d}-{case}",
             data=root / "data",
+            costs=costs,
         )
         for position, (pair, case) in enumerate(case_order(spec.launches.pairs, spec.launches.order), start=1)
     ]

@@ -38,6 +38,8 @@ class RunHeader:
     iterations: int
     warmup_iterations: int | None = None
     scheduler: str | None = None
+    costs: str | None = None
+    """The cost profile that the scheduler plans with, if it plans with one: `measured profile NAME`, ..."""
     padding: str | None = None
     capacity: int | None = None
     device: str | None = None

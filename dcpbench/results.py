@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dcpbench.align import Aligned
 from dcpbench.faults import LaunchInput
+from dcpbench.predicted import Predicted
 from dcpbench.records import RunHeader
 from dcpbench.stats.profile import CaseProfile, case_profile
 from dcpbench.stats.steadiness import Steadiness, settling, steadiness
@@ -26,6 +27,8 @@ class CaseResult:
     consumed_tokens: int | None = None
     statistics: CaseStatistics | None = None
     profile: CaseProfile | None = None
+    predicted: Predicted | None = None
+    """Only where the run used a measured cost profile."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The run folder: what lies where, and when a folder may be used again.
 
-    spec.yaml  plan.json  ledger.jsonl  data/  launches/<id>/  analysis/  manifest.json
+    spec.yaml  plan.json  costs.json  ledger.jsonl  data/  launches/<id>/  analysis/  manifest.json
 
 A folder in which a launch was ever started belongs to that run: it is gone on with (`--resume`,
 same spec) or left alone, never written over.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dcpbench import config
+from dcpbench.dcp import cost_profiles
 from dcpbench.errors import LogError, SpecError, UsageError
 from dcpbench.plan import Launch, torchrun
 from dcpbench.redact import redact_value
@@ -41,6 +42,11 @@ class RunFolder:
     def plan(self) -> Path:
         """Every launch, in order."""
         return self.path / "plan.json"
+
+    @property
+    def costs(self) -> Path:
+        """The cost profile that every launch plans with and that times are predicted with."""
+        return self.path / "costs.json"
 
     @property
     def ledger(self) -> Path:
@@ -109,7 +115,7 @@ def open_for(spec: Spec, path: Path, *, resume: bool) -> RunFolder:
 
 def _ours(folder: RunFolder) -> set[str]:
     # What an attempt that ended before its first launch leaves behind; it is written again.
-    return {folder.spec.name, folder.plan.name, folder.data.name}
+    return {folder.spec.name, folder.plan.name, folder.costs.name, folder.data.name}
 
 
 def _refuse_other_spec(spec: Spec, folder: RunFolder) -> None:
@@ -138,12 +144,14 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def describe(folder: RunFolder, spec: Spec, launches: list[Launch]) -> None:
-    """Write `spec.yaml` and `plan.json`."""
+    """Write `spec.yaml`, `plan.json` and, where the launches have a cost profile, `costs.json`."""
     folder.path.mkdir(parents=True, exist_ok=True)
     write_text(folder.spec, config.write_yaml(spec))
-    plan = [{**launch.model_dump(mode="json", exclude={"spec"}), "argv": torchrun(launch)} for launch in launches]
+    plan = [{**launch.model_dump(mode="json", exclude={"spec", "costs", "calibration"}), "argv": torchrun(launch)} for launch in launches]
     text = json.dumps({"schema_version": 1, "launches": redact_value(plan)}, indent=2, allow_nan=False)
     write_text(folder.plan, text + "\n")
+    if launches and launches[0].costs is not None:
+        write_text(folder.costs, cost_profiles.dump(launches[0].costs))
 
 
 def write_text(path: Path, text: str) -> None:

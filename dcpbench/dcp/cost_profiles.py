@@ -90,7 +90,8 @@ class Key(_Part):
         parts = (self.gpu, self.model_hash, self.dtype, self.attention, self.recompute)
         words = [re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts]
         words += ["deterministic"] * self.deterministic + [f"{self.ranks}-ranks"] * (self.gpu == "cpu")
-        return "-".join([*words, f"torch-{self.versions.get('torch', 'unknown')}"])
+        torch = re.sub(r"[^A-Za-z0-9.]+", "-", self.versions.get("torch", "unknown"))
+        return "-".join([*words, f"torch-{torch}"])
 
     def matches(self, other: Key) -> bool:
         """Whether what was measured under one key holds for the other, versions apart."""

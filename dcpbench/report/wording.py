@@ -62,6 +62,10 @@ def _logged_tflops(case: CaseResult) -> str:
     return _profile("logged_tflops_per_gpu", ",.3g")(case) if own is None else NONE
 
 
+def _predicted(name: str, form: str) -> Callable[[CaseResult], str]:
+    return lambda case: NONE if case.predicted is None else f"{getattr(case.predicted, name):{form}}"
+
+
 def _setting(name: str) -> Callable[[CaseResult], str]:
     return lambda case: str(getattr(case.header, name, None) or NONE)
 
@@ -91,6 +95,7 @@ def _memory_parts(case: CaseResult) -> str:
 
 _CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
     ("scheduler", _setting("scheduler")),
+    ("planned with", _setting("costs")),
     ("attention backend", _setting("attention")),
     ("padding policy", _setting("padding")),
     ("compute type", _setting("dtype")),
@@ -98,6 +103,10 @@ _CASE_ROWS: tuple[tuple[str, Callable[[CaseResult], str]], ...] = (
     ("mean iteration (ms)", _statistic("mean_ms")),
     ("median iteration (ms)", _statistic("median_ms")),
     ("10 % trimmed mean (ms)", _statistic("trimmed_mean_ms")),
+    ("predicted mean iteration (ms)", _predicted("mean_ms", ",.1f")),
+    ("predicted over measured time", _predicted("ratio", ",.3f")),
+    ("mean error of predicted iterations", _predicted("mape", ".1%")),
+    ("predicted with", _predicted("basis", "")),
     ("samples/s", _statistic("samples_per_second")),
     ("tokens/s (padding left out)", _statistic("tokens_per_second", ",.0f")),
     ("TFLOP/s per GPU (real tokens)", _statistic("tflops_per_gpu", ",.3g")),

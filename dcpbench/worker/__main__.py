@@ -26,6 +26,7 @@ from dcpbench.plan import Launch
 from dcpbench.records import RunHeader
 from dcpbench.worker import checkpoint
 from dcpbench.worker.batches import BatchBuilder, Prefetcher, Stager
+from dcpbench.worker.calibrate import Timer
 from dcpbench.worker.emit import Emitter
 from dcpbench.worker.lifetime import end_with_parent, leave
 from dcpbench.worker.loop import Trainer, train
@@ -128,6 +129,7 @@ def run(launch: Launch) -> None:
         iterations=spec.training.iterations,
         warmup_iterations=spec.training.warmup_iterations,
         scheduler=scheduler.name,
+        costs=launch.costs.basis if launch.costs and schedulers.plans_with_costs(scheduler.name) else None,
         padding=spec.cases.padding,
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -147,6 +149,9 @@ def run(launch: Launch) -> None:
     builder, stager = BatchBuilder(stream, scheduler, dist.get_rank()), Stager(attention, groups, device)
     # Kernels are compiled for shapes; the shapes of a run are known before it starts.
     attention.warm(builder.layouts(range(1, min(spec.training.iterations, WARMED_ITERATIONS) + 1)))
+    if launch.calibration is not None:
+        Timer(model, attention, groups, scheduler.padding, device).time_all(launch.calibration, launch.folder)
+        flat.grad.zero_()
     batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), spec.training.iterations)
     started = time.perf_counter()
     try:
@@ -170,6 +175,7 @@ def scheduler_of(launch: Launch) -> Scheduler:
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         min_size=spec.cases.min_dynamic_context_parallel_size,
         padding_policy=spec.cases.padding,
+        cost=None if launch.costs is None else launch.costs.cost,
     )
 
 

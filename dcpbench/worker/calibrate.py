@@ -22,10 +22,10 @@ from dcpbench.worker.loop import forward_backward
 from dcpbench.worker.memory import out_of_memory, settle
 from dcpbench.worker.model import GPT
 
-BURST_SECONDS, MOST_IN_BURST = 0.15, 4
+BURST_SECONDS, MOST_IN_BURST = 0.1, 4
 """Short microbatches are timed several in a row, as training runs them: the host queues one while the device works
 on another, so their time is that of whichever is slower."""
-LEAST_REPETITIONS, MOST_REPETITIONS = 2, 9
+LEAST_REPETITIONS, MOST_REPETITIONS = 2, 7
 
 
 class Timer:

@@ -6,8 +6,11 @@ A new scheduler is one module with a class, and one line in `SCHEDULERS`.
 from __future__ import annotations
 
 import difflib
+import math
+from dataclasses import replace
 from typing import Protocol
 
+from dcpbench.dcp.costs import CostModel
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.dp_balanced import DpBalanced
 from dcpbench.dcp.schedulers.laminar import Laminar
@@ -31,7 +34,13 @@ SCHEDULERS: dict[str, Constructor] = {
 
 
 def create(
-    name: str, *, domain: Domain, capacity: int, min_size: int = 1, padding_policy: PaddingPolicy = "minimal"
+    name: str,
+    *,
+    domain: Domain,
+    capacity: int,
+    min_size: int = 1,
+    padding_policy: PaddingPolicy = "minimal",
+    cost: CostModel | None = None,
 ) -> Scheduler:
     """The scheduler of that name; with `:reversed` behind it, on batches in reversed order (see `reordered.py`).
 
