@@ -21,7 +21,7 @@ SCALE = 5e-4
 
 def measure(tmp_path: Path, *backends: str) -> list[dict[str, object]]:
     out = tmp_path / "results.json"
-    count = min(2, torch.cuda.device_count())
+    count = min(8, torch.cuda.device_count())
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--standalone", str(WORKER),
          str(out), *([",".join(backends)] if backends else [])],
