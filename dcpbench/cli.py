@@ -283,6 +283,86 @@ def check(
 
 
 @app.command()
+def plan(
+    spec: SpecFile,
+    overrides: Overrides = [],  # noqa: B006
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="Ranks of the DPxCP domain, real or imagined.", min=1)
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="M", help="Nodes; with --ranks, nodes of 8 otherwise.", min=1)
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", metavar="GB/S[,GB/S]", help="Bandwidth of a rank within a node, between nodes."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", metavar="S", help="Samples of a global batch.", min=1)
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option("--batches", metavar="B", help="Batches to average over; default: up to 8.", min=1)
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Draw the batches at random, not in the order of the run.", min=0, max=2**32 - 1),
+    ] = None,
+    lengths_csv: Annotated[
+        Path | None, typer.Option("--lengths-csv", metavar="FILE", help="Lengths from a CSV file.")
+    ] = None,
+    schedulers: Annotated[
+        str | None, typer.Option("--schedulers", metavar="A,B", help="Schedulers to compare; default: all.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="FILE", help="Cost profile: a file, a name, or auto.")
+    ] = None,
+    sweep: Annotated[
+        list[str],
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUES",
+            help="capacity=, cp=, min_cp= with numbers, A:B (doubling) or A:B:STEP; repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", metavar="T", help="Tokens a rank can hold; default: the spec's capacity.", min=1),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Planning time of one scheduler and setting.")
+    ] = 10.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write plan.html, packing.png, plan.csv, plan.json.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How each scheduler would pack the data, and the predicted times. Needs no GPU."""
+    from dcpbench import commands, plan_command, resources  # noqa: PLC0415
+
+    given = {
+        "data.kind": ("--lengths-csv", "csv" if lengths_csv else None),
+        "data.path": ("--lengths-csv", lengths_csv and str(lengths_csv)),
+        "schedule.costs": ("--profile", profile),
+    }
+    options = {field: value for field, value in given.items() if value[1] is not None}
+    resolved = commands.resolve(spec, overrides, options)
+    question = plan_command.Question(
+        ranks=ranks,
+        nodes=nodes,
+        bandwidth=bandwidth,
+        samples=samples,
+        batches=batches,
+        seed=seed,
+        schedulers=schedulers,
+        sweep=sweep,
+        max_tokens=max_tokens,
+        time_limit=time_limit,
+        out=out,
+    )
+    _exit(plan_command.show(resolved.spec, question, as_json=json, spec_file=resources.spec_file(spec)))
+
+
+@app.command()
 def calibrate(
     spec: Annotated[
         Path | None,

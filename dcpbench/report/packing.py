@@ -225,7 +225,16 @@ def _legend(figure: Figure, colours: dict[int, str], bound: bool) -> None:
     handles.append(Patch(color=INK, alpha=_IDLE_ALPHA, linewidth=0, label="idle"))
     if bound:
         handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=_DOTS, label="lower bound"))
+    columns = -(-len(handles) // (1 if len(handles) <= 7 else 2))
+    # A legend fills columns first; two rows are to be read row by row.
+    handles = [handles[place] for column in range(columns) for place in range(column, len(handles), columns)]
     figure.legend(
-        handles=handles, loc="outside upper left", ncols=min(len(handles), 5), fontsize=9, handlelength=1.1,
-        columnspacing=1.0, handletextpad=0.5, borderpad=0,
-    )  # fmt: skip
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        fontsize=9,
+        handlelength=1.1,
+        columnspacing=1.0,
+        handletextpad=0.5,
+        borderpad=0,
+    )

@@ -31,6 +31,7 @@ p { max-width: 50rem; }
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 29rem), 1fr)); }
 figure { margin: 0; break-inside: avoid; }
 figcaption { font-weight: 600; font-size: .95rem; margin-bottom: .3rem; }
+.tall { max-width: 46rem; overflow-x: auto; } .tall svg { min-width: 28rem; }
 svg { display: block; width: 100%; height: auto; color: var(--dim); }
 .wide { overflow-x: auto; break-inside: avoid; }
 .wide + .wide { margin-top: 1rem; }
@@ -92,8 +93,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def picture(svg: str, caption: str) -> str:
-    """An `<svg>` element with its caption, which readers of the screen are told as well."""
+def picture(svg: str, caption: str, kind: str = "") -> str:
+    """An `<svg>` element with its caption, which readers of the screen are told as well.
+
+    A picture of kind `tall` stands alone: not wider than text is read at, and scrolled where the page is narrow.
+    """
     shown = escape(caption)
     named = svg.replace("<svg", f'<svg role="img" aria-label="{shown}"', 1)
-    return f"<figure><figcaption>{shown}</figcaption>{named}</figure>"
+    opening = f'<figure class="{kind}">' if kind else "<figure>"
+    return f"{opening}<figcaption>{shown}</figcaption>{named}</figure>"

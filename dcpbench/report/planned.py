@@ -312,9 +312,11 @@ def _body(comparison: Comparison, facts: Facts) -> Iterator[str]:
         yield page.section("As configured, and at its best") + page.table(CHOICE_COLUMNS, choice_rows(answer))
     yield page.section("Packing")
     drawn = packing_figure(panels(comparison), comparison.ground.ranks).decode()
-    yield page.picture(drawn, CAPTION)
+    yield page.picture(drawn, CAPTION, "tall")
     if answer is not None:
-        yield page.section("All settings, fastest first") + page.table(SWEEP_COLUMNS, sweep_rows(answer))
+        yield page.section("All settings, fastest first")
+        heads = [head.replace("-\n", "").replace("\n", " ") for head in SWEEP_COLUMNS]
+        yield page.table(heads, sweep_rows(answer))
     yield page.section("What it stands on") + "".join(page.paragraph(redact(sentence)) for sentence in others)
     yield (
         "<footer>Nothing here was run: times are those of the cost model, in which a microbatch starts when all its "
