@@ -47,8 +47,6 @@ _REASONS = {
     "order_effect": "known only when both orders of the cases were launched",
     "position": "the logs do not tell in which order the launches ran",
     "failure": "the launch did not fail",
-    "predicted": "the run used no measured cost profile of this machine and model",
-    "planned_with": "the scheduler plans without a cost model",
     "lockstep": "the cases were launched apart",
     "paired": "known for one or two launches of at least four measured iterations",
     "more_iterations": "only where the speed-up is inconclusive and iterations are counted",
