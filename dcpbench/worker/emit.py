@@ -1,8 +1,8 @@
 """Statistics of an iteration: one small all-reduce, one JSON line and one console line.
 
-The all-reduce of iteration i also carries what each rank measured in iteration i-1, because a
-rank's own time is known only after its step has ended. So a record is written one iteration late
-and no extra synchronisation enters the loop.
+The all-reduce also carries what each rank measured in an iteration before, because a rank's own time is known
+only after its step has ended. So a record is written later than its iteration, and no extra synchronisation enters
+the loop (see `steps.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,12 +11,13 @@ from torch import Tensor
 
 from dcpbench.spec import Training
 from dcpbench.worker.batches import Prefetcher, RankBatch, StagedBatch, StagedPack
-from dcpbench.worker.emit import Emitter, RankMeasurement, Statistics
-from dcpbench.worker.memory import out_of_memory, peak_memory, reserved_memory, settle
+from dcpbench.worker.emit import Emitter
+from dcpbench.worker.memory import out_of_memory, settle
 from dcpbench.worker.model import GPT
 from dcpbench.worker.optimizer import Optimizer, learning_rate
 from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.profile import Profiler
+from dcpbench.worker.steps import AHEAD, Steps
 
 
 @dataclass
@@ -34,25 +34,27 @@ class Trainer:
 def train(trainer: Trainer, training: Training, batches: Prefetcher[StagedBatch], emitter: Emitter) -> None:
     """Runs every iteration of a launch.
 
-    The time of an iteration is from asking for its batch to the end of its last kernel, on each
-    rank; the slowest rank's is the iteration's. There is no barrier: ranks meet in the gradient
-    reduction, as in any data-parallel trainer. Between start and end the host waits for nothing
-    that the device does.
+    The time of an iteration is that between its end and the end of the one before, on each rank;
+    the slowest rank's is the iteration's. There is no barrier: ranks meet in the gradient reduction,
+    as in any data-parallel trainer. The host queues an iteration while the device works on the one
+    before, and waits for nothing else that the device does.
     """
-    reduction, device = trainer.reduction, trainer.device
-    statistics = Statistics(device)
-    measured = RankMeasurement()
-    pending: tuple[RankBatch, float, int, float, float] | None = None
+    reduction, profiler, device = trainer.reduction, trainer.profiler, trainer.device
     settle(device)
     # What exists now stays: no later search for garbage need look at it, in the middle of an iteration.
     gc.collect()
     gc.freeze()
+    steps = Steps(device, emitter)
 
     for iteration in range(1, training.iterations + 1):
-        trainer.profiler.start(iteration)
-        start = time.perf_counter()
+        profiled = profiler.wants(iteration)
+        if profiled:
+            # A profile shows one iteration: it begins and ends with an idle device.
+            steps.finish(leave=0)
+            profiler.start(iteration)
+            steps.restart_clock()
 
-        # Planned, read and copied to the device while the iteration before was computed.
+        # Planned, read and copied to the device while earlier iterations were computed.
         staged = batches.take()
         staged.wait()
         batch = staged.host
@@ -65,32 +67,19 @@ def train(trainer: Trainer, training: Training, batches: Prefetcher[StagedBatch]
         # One sum over all ranks, whatever CP sizes the microbatches had; then one division by the
         # labelled tokens of the global batch: the result does not depend on the plan.
         reduction.finish()
-        totals = statistics.reduce(loss_sum, batch.own_token_count, measured)
+        totals = steps.reduce(loss_sum, batch.own_token_count)
         lr = learning_rate(training, iteration)
         grad_norm = trainer.optimizer.step(batch.token_count, lr)
+        steps.queued(staged, totals, grad_norm, lr)
 
-        # The step ends when the device has finished it, not when the host has queued it.
-        if device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        seconds = time.perf_counter() - start
-        trainer.profiler.stop(iteration, batch.scheduling_seconds)
+        if profiled:
+            steps.finish(leave=0)
+            profiler.stop(iteration, batch.scheduling_seconds)
+            steps.restart_clock()
+        else:
+            steps.finish(leave=AHEAD)
 
-        total_loss, token_count, previous = statistics.unpack(totals)
-        if pending is not None:
-            emitter.iteration(*pending, previous)
-        pending = (batch, total_loss, token_count, float(grad_norm), lr)
-        measured = RankMeasurement(
-            seconds,
-            batch.scheduling_seconds,
-            peak_memory(device),
-            reserved_memory(device),
-            float(int(batch.plan.digest()[:12], 16)),
-            time.time(),
-        )
-
-    if pending is not None:
-        nothing = torch.zeros((), dtype=torch.float64, device=device)
-        emitter.iteration(*pending, statistics.unpack(statistics.reduce(nothing, 0, measured))[2])
+    steps.close()
 
 
 def compute(trainer: Trainer, training: Training, staged: StagedBatch) -> Tensor:

@@ -119,9 +119,13 @@ class Profiler:
         if iterations:
             folder.mkdir(parents=True, exist_ok=True)
 
+    def wants(self, iteration: int) -> bool:
+        """Whether this iteration is to be profiled."""
+        return iteration in self._iterations
+
     def start(self, iteration: int) -> None:
-        """To be called right before an iteration."""
-        if iteration not in self._iterations:
+        """To be called right before an iteration, with nothing left to do for the device."""
+        if not self.wants(iteration):
             return
         cuda = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
         self._profile = profile(activities=[ProfilerActivity.CPU, *cuda])

@@ -18,6 +18,7 @@ from dcpbench.worker.batches import Prefetcher, RankBatch, StagedBatch, StagedPa
 from dcpbench.worker.emit import Emitter
 from dcpbench.worker.loop import Trainer, _lower, train
 from dcpbench.worker.memory import out_of_memory
+from dcpbench.worker.steps import AHEAD, Steps
 
 RAISED = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.2 GiB is free."
@@ -97,7 +98,7 @@ def test_a56_what_is_timed_is_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path
             _Slow(),  # type: ignore[arg-type]
             SimpleNamespace(overlaps=False, finish=lambda: None),  # type: ignore[arg-type]
             SimpleNamespace(step=lambda tokens, lr: torch.tensor(1.0)),  # type: ignore[arg-type]
-            SimpleNamespace(start=lambda i: None, stop=lambda i, s: None),  # type: ignore[arg-type]
+            SimpleNamespace(wants=lambda i: False),  # type: ignore[arg-type]
             torch.device("cpu"),
         )
         train(trainer, Training(iterations=2, warmup_iterations=0), batches, emitter)
@@ -112,3 +113,38 @@ def test_a56_what_is_timed_is_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path
         # Two microbatches of 100 ms: not the 0 ms that starting them takes, and not twice over.
         assert 0.2 <= record.seconds < 0.4
         assert record.seconds == max(record.rank_seconds)
+
+
+@pytest.mark.parametrize("profiled", [(), (1,), (2, 3), (4,)])
+@pytest.mark.parametrize("iterations", [1, 2, 4])
+def test_every_iteration_is_written_once_with_its_own_numbers(
+    tmp_path: Path, iterations: int, profiled: tuple[int, ...]
+) -> None:
+    """Records follow the training at a distance, which a profile shortens; each has what its own iteration measured."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        plan = BatchPlan(1, (Job(0, 1, (0,)),))
+        header = RunHeader(case="dcp", launch="01-dcp", world_size=1, domain_size=1, cp=1, global_batch_size=1,
+                           iterations=iterations)  # fmt: skip
+        emitter = Emitter(tmp_path / "records.jsonl", header)
+        steps = Steps(torch.device("cpu"), emitter)
+        for number in range(1, iterations + 1):
+            batch = RankBatch(
+                number, plan, plan.jobs, (), "d", np.array([8 + number]), 7, 7, 0, number / 10, True, (8,)
+            )
+            totals = steps.reduce(torch.tensor(7.0 * number, dtype=torch.float64), 7)
+            steps.queued(StagedBatch(batch, (), None), totals, torch.tensor(float(number)), 1e-3 * number)
+            steps.finish(leave=0 if number in profiled else AHEAD)
+        steps.close()
+        emitter.end(1.0)
+    finally:
+        dist.destroy_process_group()
+    found = read(tmp_path / "records.jsonl").iterations
+    assert [record.iteration for record in found] == list(range(1, iterations + 1))
+    for number, record in enumerate(found, start=1):
+        assert record.loss == number
+        assert record.grad_norm == number
+        assert record.scheduling_seconds == number / 10
+        assert record.longest == 8 + number
+        assert len(record.rank_seconds) == 1
+    assert [record.ended for record in found] == sorted(record.ended or 0.0 for record in found)
