@@ -22,7 +22,7 @@ KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "communication",
         re.compile(
             r"nccl|gloo|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter|barrier_kernel|"
-            r"(put|wait)_signal|^_(put|pick|add_up)$",
+            r"(put|wait)_signal|^_(put|pick|add_up|signal_and_wait)$",
             re.IGNORECASE,
         ),
     ),

@@ -29,6 +29,7 @@ NAMES = {
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
         "_pick",
+        "_signal_and_wait",
         "void c10d::symmetric_memory::barrier_kernel(unsigned int**, unsigned long, unsigned long)",
         "gloo:all_reduce",
         "c10d::allreduce_",
