@@ -1,9 +1,9 @@
 """Both cases in one process: every global batch under either plan, at the same weights, then one update.
 
 A *pass* is forward, backward and the sum of gradients over ranks under one case's plan. It is timed as an
-iteration of a launch is: it begins when the device has nothing to do and ends when the device has finished,
-and in between the host waits for nothing that the device does. Everything else lies between the passes and
-is in nobody's time: waiting for batches, sketching and keeping gradients, the sums of statistics.
+iteration of a launch is: on the device's clock, from where all ranks have met to the end of the sum, with a
+host that is ahead of the device. Everything else lies between the passes and is in nobody's time: waiting for
+batches, sketching and keeping gradients, the sums of statistics.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from dcpbench import records
 from dcpbench.plan import CaseName, Launch, places
 from dcpbench.worker.batches import Prefetcher, StagedBatch
+from dcpbench.worker.clock import Mark, mark, meet, seconds_between
 from dcpbench.worker.emit import RankMeasurement, RecordWriter, Statistics, check, record_of
 from dcpbench.worker.loop import Trainer, compute
 from dcpbench.worker.memory import peak_memory, reserved_memory, settle, start_peak
@@ -40,8 +41,18 @@ class Pass:
     place: int
     """1 or 2."""
     loss_sum: Tensor
-    measured: RankMeasurement
-    """`seconds` without the update."""
+    begin: Mark
+    end: Mark
+    """Of the pass, without the update."""
+    peak_memory_bytes: float
+    reserved_memory_bytes: float
+
+    def measured(self) -> RankMeasurement:
+        """What this rank measured; waits for the end of the pass."""
+        host = self.staged.host
+        seconds, digest = seconds_between(self.begin, self.end), float(int(host.plan.digest()[:12], 16))
+        memory = self.peak_memory_bytes, self.reserved_memory_bytes
+        return RankMeasurement(seconds, host.scheduling_seconds, *memory, digest, time.time())
 
 
 class KeptGradient:
@@ -167,7 +178,7 @@ def train(
 
         totals = {
             case: statistics.unpack(
-                statistics.reduce(found.loss_sum, found.staged.host.own_token_count, found.measured)
+                statistics.reduce(found.loss_sum, found.staged.host.own_token_count, found.measured())
             )
             for case, found in passes.items()
         }
@@ -184,18 +195,13 @@ def measure(trainer: Trainer, launch: Launch, case: CaseName, staged: StagedBatc
     """
     device = trainer.device
     staged.wait()
-    _finish(device)
     start_peak(device)
-    start = time.perf_counter()
+    meet(device)
+    begin = mark(device)
     loss_sum = compute(trainer, launch.spec.training, staged)
     trainer.reduction.finish()
-    _finish(device)
-    seconds = time.perf_counter() - start
-    digest = float(int(staged.host.plan.digest()[:12], 16))
-    measured = RankMeasurement(
-        seconds, staged.host.scheduling_seconds, peak_memory(device), reserved_memory(device), digest, time.time()
-    )
-    return Pass(staged, place, loss_sum, measured)
+    # The allocator keeps its accounts as the host queues work, so the peak of the pass is known already.
+    return Pass(staged, place, loss_sum, begin, mark(device), peak_memory(device), reserved_memory(device))
 
 
 def _update(trainer: Trainer, token_count: int, rate: float) -> float:
@@ -204,21 +210,9 @@ def _update(trainer: Trainer, token_count: int, rate: float) -> float:
     On CUDA the device still has sketches to make when the step is queued, so, as in a launch, it does not
     wait for the host.
     """
-    if trainer.device.type != "cuda":
-        start = time.perf_counter()
-        trainer.optimizer.step(token_count, rate)
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    begin = mark(trainer.device)
     trainer.optimizer.step(token_count, rate)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
-def _total(statistics: Statistics, found: Pass) -> tuple[float, int, list[RankMeasurement]]:
-    """(loss sum, token count, what each rank measured) of a pass, over all ranks."""
-    return statistics.unpack(statistics.reduce(found.loss_sum, found.staged.host.own_token_count, found.measured))
+    return seconds_between(begin, mark(trainer.device))
 
 
 def _add_up(
@@ -233,8 +227,3 @@ def _add_up(
     host = vector.cpu()
     tables = host[world:].view(len(sketches), *shape)
     return host[:world].tolist(), dict(zip(sketches, tables, strict=True))
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream().synchronize()

@@ -15,57 +15,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dcpbench.worker.batches import RankBatch, StagedBatch
+from dcpbench.worker.clock import Mark, mark, seconds_between
 from dcpbench.worker.emit import Emitter, RankMeasurement, Statistics
 from dcpbench.worker.memory import peak_memory, reserved_memory
 
 AHEAD = 1
 """Iterations that may be unfinished when the next one is begun."""
-
-
-class Clock:
-    """Marks on the timeline of what computes: the device's current stream, or this process."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
-        self.restart()
-
-    def restart(self) -> None:
-        """What has happened since the last mark is in nobody's time."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
-        self._last: Any = self.mark()
-        self._began, self._elapsed = time.time(), 0.0
-
-    def mark(self) -> torch.cuda.Event | float:
-        """Here, behind everything that has been queued."""
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def finish(self, mark: torch.cuda.Event | float) -> float:
-        """Waits until the mark has been reached; the seconds since the mark before it."""
-        if isinstance(mark, float):
-            assert isinstance(self._last, float)
-            seconds = mark - self._last
-        else:
-            mark.synchronize()
-            seconds = self._last.elapsed_time(mark) / 1e3
-        self._last = mark
-        self._elapsed += seconds
-        return seconds
-
-    @property
-    def wall(self) -> float:
-        """When the last finished mark was reached, in seconds since 1970."""
-        return self._began + self._elapsed
 
 
 @dataclass(frozen=True)
@@ -78,7 +38,7 @@ class _Queued:
     learning_rate: float
     carries: bool
     """Whether the sum brings what the ranks measured in an earlier iteration."""
-    end: torch.cuda.Event | float
+    end: Mark
 
 
 class Steps:
@@ -90,7 +50,7 @@ class Steps:
         self._queued: deque[_Queued] = deque()
         self._unsent: deque[RankMeasurement] = deque()
         self._unwritten: deque[tuple[RankBatch, float, int, float, float]] = deque()
-        self._clock = Clock(device)
+        self.restart_clock()
         self._carries = False
 
     def reduce(self, loss_sum: Tensor, own_token_count: int) -> Tensor:
@@ -102,17 +62,22 @@ class Steps:
     def queued(self, staged: StagedBatch, totals: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
         """An iteration has been queued to its end; `totals` are what `reduce` returned."""
         on_host = self._to_host(totals), self._to_host(grad_norm)
-        self._queued.append(_Queued(staged, *on_host, learning_rate, self._carries, self._clock.mark()))
+        self._queued.append(_Queued(staged, *on_host, learning_rate, self._carries, mark(self._device)))
 
     def restart_clock(self) -> None:
         """Leaves out of the next iteration's time what has happened since the last; all must be finished."""
-        self._clock.restart()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._last_end = mark(self._device)
+        self._wall = time.time()
 
     def finish(self, leave: int) -> None:
         """Waits for the oldest iterations until no more than `leave` are unfinished, and writes what is complete."""
         while len(self._queued) > leave:
             step = self._queued.popleft()
-            seconds = self._clock.finish(step.end)
+            seconds = seconds_between(self._last_end, step.end)
+            self._last_end = step.end
+            self._wall += seconds
             batch = step.staged.host
             loss_sum, token_count, ranks = self._statistics.unpack(step.totals)
             if step.carries:
@@ -125,7 +90,7 @@ class Steps:
                     peak_memory(self._device),
                     reserved_memory(self._device),
                     float(int(batch.plan.digest()[:12], 16)),
-                    self._clock.wall,
+                    self._wall,
                 )
             )
 
