@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import cost_profiles, schedulers
+from dcpbench.dcp import cost_profiles, hostlead, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.dcp.costs import CostModel, squares_of
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingRule, Scheduler
@@ -67,16 +67,17 @@ class PlannedIteration:
         )
 
     def makespan(self, cost: CostModel) -> float:
-        """Seconds until the last rank is done, as `simulation.simulate` has it."""
+        """Seconds until the last rank is done: as `simulation.simulate` has it, but for hosts that get ahead.
+
+        See `dcp/hostlead.py`; without a floor in the cost model both are the same.
+        """
+        device = replace(cost, floor=0.0, floor_shared=0.0)
         times = np.empty(len(self.first))
         for size in np.unique(self.size):
             own = self.size == size
-            times[own] = cost.times(int(size), self.tokens[own], self.squares[own])
-        ready = [0.0] * self.ranks
-        for first, size, seconds in zip(self.first, self.size.tolist(), times.tolist(), strict=True):
-            end = max(ready[first : first + size]) + seconds
-            ready[first : first + size] = [end] * size
-        return max(ready)
+            times[own] = device.times(int(size), self.tokens[own], self.squares[own])
+        host = np.where(self.size > 1, cost.floor_shared, cost.floor)
+        return hostlead.makespan(self.ranks, self.first, self.size.tolist(), times.tolist(), host.tolist())
 
 
 def scheduler_of(spec: Spec, case: str, cost: CostModel | None) -> Scheduler:

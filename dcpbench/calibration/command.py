@@ -121,6 +121,8 @@ def calibrate(
     )
     runfolder.describe(folder, spec, [launch])
     listener.planned([launch])
+    sizes = ", ".join(map(str, scheduler.group_sizes()))
+    listener.note(f"timing {len(chosen)} microbatches on CP sizes {sizes}, then {ITERATIONS} iterations")
     executor = campaign.TorchrunExecutor(listener, environ, report.device == "cpu", interrupts)
     campaign.walk([launch], ledger_file=folder.ledger, executor=executor, listener=listener, interrupts=interrupts)
 

@@ -102,6 +102,7 @@ def judge(samples: Sequence[Sample], cost: CostModel) -> Fit:
         mape=mape,
         p95=p95,
         fitted_mape=float(fitted.mean()),
+        most_tokens=int(max(sample.tokens / sample.size for sample in samples)),
         refused=refused,
     )
 
@@ -142,7 +143,7 @@ class _Data:
         self.shared: NDArray[np.bool_] = self._size > 1
         scale = float(np.median(self._seconds / self.times(start)))
         guess = (start.base, start.token, start.square, start.within.latency, 1 / start.within.bandwidth)
-        self._guess: Floats = scale * np.array(guess, np.float64)
+        self._guess: Floats = scale * np.maximum(np.array(guess, np.float64), 1e-18)
 
     def floors(self) -> Iterator[NDArray[np.bool_]]:
         """Sets of samples that may stand on a floor: the quickest of one rank with the quickest of groups."""

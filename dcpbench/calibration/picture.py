@@ -26,6 +26,8 @@ def png(profile: CostProfile, samples: Sequence[Sample]) -> bytes:
 
 
 def _draw(profile: CostProfile, samples: Sequence[Sample], figure: Figure) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415 - loaded for pictures only
+
     times, errors = figure.subplots(1, 2)
     measured = np.array([sample.seconds for sample in samples]) * 1e3
     off = relative_errors(samples, profile.cost)
@@ -48,6 +50,10 @@ def _draw(profile: CostProfile, samples: Sequence[Sample], figure: Figure) -> No
     times.legend(fontsize="small", frameon=False)
     errors.axhline(0, color=INK, linewidth=0.8)
     errors.set(xscale="log", xlim=ends, xlabel="measured (ms)", ylabel="predicted - measured (%)")
+    for axis in (times.xaxis, times.yaxis, errors.xaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     quality = profile.fit
     if quality is not None:
         errors.set_title(f"Held out: {quality.mape:.1%} on average, 95 % within {quality.p95:.1%}")

@@ -111,6 +111,8 @@ class Fit(_Part):
     p95: float
     """95 % of them have no larger error."""
     fitted_mape: float
+    most_tokens: int | None = None
+    """The most padded tokens a rank had in a microbatch; beyond them the coefficients extrapolate."""
     refused: str | None = None
     """Why nothing is predicted with these coefficients; None where the fit is good."""
 

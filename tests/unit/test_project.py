@@ -26,6 +26,7 @@ from packaging.version import Version
 
 import dcpbench
 from dcpbench import cli, config, parse, plan, report, resources, runfolder
+from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.workload import Domain, PaddingPolicy
 from dcpbench.errors import ExitCode
 
@@ -275,6 +276,8 @@ def test_the_wheel_holds_the_package_and_what_comes_with_it(wheel: Path) -> None
     assert {"dcpbench/py.typed", f"dcpbench-{dcpbench.__version__}.dist-info/licenses/LICENSE"} <= names
     assert {f"dcpbench/configs/{path.name}" for path in resources.configs()} <= names
     assert {f"dcpbench/runners/{path.name}" for path in RUNNERS} <= names
+    assert {f"dcpbench/dcp/profiles/{path.name}" for path in cost_profiles.SHIPPED.glob("*.json")} <= names
+    assert "dcpbench/dcp/profiles/h200-1b.json" in names
     assert {name.split("/")[0] for name in names} == {"dcpbench", f"dcpbench-{dcpbench.__version__}.dist-info"}
     assert "dcpbench = dcpbench.cli:main" in entry_points
 

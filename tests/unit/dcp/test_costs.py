@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -42,6 +43,28 @@ def test_a_sample_never_shortens_a_job_and_arrays_agree(size: int, lengths: list
         squares = np.array([squares_of(length, size) for length in lengths])
         expected = [cost.job_time([length], size) for length in lengths]
         assert cost.times(size, tokens, squares).tolist() == pytest.approx(expected)
+
+
+def test_a_host_that_is_slower_than_the_device_sets_the_time() -> None:
+    slow = replace(SIMPLE, floor=4.5, floor_shared=20.0)
+    assert slow.time(1, 10, 200) == 4.5
+    assert slow.time(1, 100, 200) == SIMPLE.time(1, 100, 200) > 4.5
+    assert slow.time(2, 8, 8) == 20.0
+    assert slow.time(2, 8, 1e6) == SIMPLE.time(2, 8, 1e6)
+    assert slow.times(1, np.array([10, 100]), np.array([200, 200])).tolist() == [4.5, SIMPLE.time(1, 100, 200)]
+    assert slow.times(2, np.array([8]), np.array([8.0])).tolist() == [20.0]
+
+
+def test_no_hop_hides_where_keys_are_gathered_first() -> None:
+    gathered = replace(SIMPLE, overlap=0.0)
+    hops = SIMPLE.layers * (2 * 0.5 + 12 * 4 / 100)
+    assert gathered.time(2, 8, 1e6) == pytest.approx(1 + (0.8 + 1e4) / 2 + 0.03 * 4 + hops)
+    assert gathered.times(2, np.array([8]), np.array([1e6]))[0] == pytest.approx(gathered.time(2, 8, 1e6))
+
+
+def test_bound_counts_the_host_of_as_many_microbatches_as_the_tokens_fill() -> None:
+    slow = replace(H200_1B, floor=10.0, floor_shared=12.0)
+    assert lower_bound([100] * 40, 2, 1000, (1, 2), slow) == pytest.approx(20.0)
 
 
 def test_short_chunks_cost_whole_tiles() -> None:

@@ -1,0 +1,69 @@
+"""Refits to whole iterations: wrong coefficients come closer, what was right stays, and errors are those held out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcpbench.calibration.refit import refit
+from dcpbench.dcp.costs import H200_1B, CostModel
+from dcpbench.dcp.schedulers import create
+from dcpbench.dcp.workload import Domain
+from dcpbench.predicted import PlannedIteration, compare
+
+
+def iterations(count: int = 24) -> list[PlannedIteration]:
+    random = np.random.default_rng(5)
+    made = [create(name, domain=Domain(2, 2), capacity=8192) for name in ("dp_balanced", "default_dynamic_cp")]
+    found = []
+    for number in range(count):
+        lengths = np.clip(random.lognormal(7, 1.3, 24), 128, 16384).astype(int).tolist()
+        scheduler = made[number % 2]
+        found.append(PlannedIteration.of(scheduler.plan(lengths), lengths, scheduler.padding))
+    return found
+
+
+def measured(executed: list[PlannedIteration], truth: CostModel, constant: float, noise: float = 0.0) -> np.ndarray:
+    random = np.random.default_rng(7)
+    return np.array([(one.makespan(truth) + constant) * float(np.exp(random.normal(0, noise))) for one in executed])
+
+
+def test_coefficients_that_are_off_come_closer() -> None:
+    executed = iterations()
+    truth = replace(H200_1B, token=1.25 * H200_1B.token, square=0.8 * H200_1B.square)
+    found = refit(H200_1B, 0.02, executed, measured(executed, truth, 0.02, noise=0.005))
+    assert found.before > 0.05
+    assert found.after < 0.015
+    assert found.cost.token == pytest.approx(truth.token, rel=0.08)
+    assert not found.cost.assumed
+    assert found.iterations == len(executed)
+
+
+def test_coefficients_that_are_right_stay() -> None:
+    executed = iterations()
+    found = refit(H200_1B, 0.02, executed, measured(executed, H200_1B, 0.02))
+    assert found.before == pytest.approx(0, abs=1e-9)
+    assert found.after < 1e-3
+    assert found.cost.token == pytest.approx(H200_1B.token, rel=1e-2)
+    assert found.iteration_seconds == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_constant_that_was_not_known_is_found() -> None:
+    executed = iterations()
+    found = refit(H200_1B, 0.0, executed, measured(executed, H200_1B, 0.05))
+    assert found.after < 0.01 < found.before
+
+
+def test_too_few_iterations_are_refused() -> None:
+    executed = iterations(7)
+    with pytest.raises(ValueError, match="at least eight"):
+        refit(H200_1B, 0.0, executed, np.ones(7))
+
+
+def test_a_comparison_gives_the_error_of_iterations_and_of_their_sum() -> None:
+    found = compare("measured profile x", np.array([1.0, 2.0]), np.array([[1.25, 2.0], [0.8, 2.5]]))
+    assert found.mape == pytest.approx((0.2 + 0 + 0.25 + 0.2) / 4)
+    assert found.ratio == pytest.approx(6 / 6.55)
+    assert (found.mean_ms, found.iterations) == (1500.0, 2)
