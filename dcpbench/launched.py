@@ -26,6 +26,8 @@ _WORKER_FACTS = (
     "group_memory_bytes",
 )
 """Fields of a run header that the manifest repeats."""
+_CASE_FACTS = ("scheduler", "cp_sizes", "costs")
+"""Those in which the cases of a lockstep launch differ."""
 
 
 def launches(run: RunFolder) -> list[LaunchFacts]:
@@ -38,37 +40,49 @@ def launches(run: RunFolder) -> list[LaunchFacts]:
         name = entries[place].launch
         following = next((entry for entry in entries[place + 1 :] if entry.launch == name), None)
         end = following if following is not None and following.event == "end" else None
-        header = run_header(run, name) if last[name] == place else None
+        headers = run_headers(run, name) if last[name] == place else []
         pair, _, case = name.partition("-") if name != LAYOUT_CONTROL else ("", "", "baseline")
         facts.append(
             LaunchFacts(
                 id=name,
-                case=case if case in CASES else None,
+                case=case if case in (*CASES, "lockstep") else None,
                 pair=int(pair) if pair.isdecimal() else None,
                 started=entries[place].time,
                 ended=end.time if end else None,
                 status=(end.status or "unknown") if end else "unfinished",
                 exit_code=end.exit_code if end else None,
                 reason=end.reason if end else None,
-                worker=_facts(header) if header else None,
+                worker=_facts(headers) if headers else None,
             )
         )
     return facts
 
 
-def _facts(header: RunHeader) -> dict[str, Any]:
-    return {name: getattr(header, name) for name in _WORKER_FACTS}
+def _facts(headers: list[RunHeader]) -> dict[str, Any]:
+    """What the launch said of itself; in lockstep with what differs between its cases under `cases`."""
+    facts = {name: getattr(headers[0], name) for name in _WORKER_FACTS}
+    if headers[0].mode != "lockstep":
+        return facts
+    own = {name: facts.pop(name) for name in _CASE_FACTS}
+    return {**facts, "cases": {header.case: {name: getattr(header, name) for name in own} for header in headers}}
+
+
+def run_headers(run: RunFolder, launch: str) -> list[RunHeader]:
+    """The headers with which a launch's records begin: one, in lockstep one for each case."""
+    path: Path = run.path / "launches" / launch / "records.jsonl"
+    found: list[RunHeader] = []
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            while isinstance(record := records.from_json(file.readline()), RunHeader):
+                found.append(record)
+    except (OSError, ValueError):
+        pass  # what is no record ends the headers; analysis names it
+    return found
 
 
 def run_header(run: RunFolder, launch: str) -> RunHeader | None:
-    """The first line of a launch's records, if that is a header."""
-    path: Path = run.path / "launches" / launch / "records.jsonl"
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            record = records.from_json(file.readline())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, RunHeader) else None
+    """The first of `run_headers`, if there is one."""
+    return next(iter(run_headers(run, launch)), None)
 
 
 def loaded_versions(run: RunFolder, launched: Iterable[str]) -> dict[str, str]:

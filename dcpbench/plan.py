@@ -17,18 +17,23 @@ from dcpbench.megatron import environment, flags, probe
 from dcpbench.spec import Spec
 
 CaseName = Literal["baseline", "dcp"]
+LaunchCase = Literal["baseline", "dcp", "lockstep"]
+"""What one launch computes; `lockstep` is both cases."""
 
 
 class Launch(BaseModel):
-    """One `torchrun` of one case. Its JSON form, `launch.json`, is all the built-in worker is given."""
+    """One `torchrun` of one case, or of both in lockstep.
+
+    Its JSON form, `launch.json`, is all the built-in worker is given.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     """`<pair, two digits>-<case>`; also the name of the launch's folder."""
-    case: CaseName
+    case: LaunchCase
     pair: int
-    """Counted from 1."""
+    """Counted from 1; of lockstep launches, the number."""
     position: int
     """Place in the order of all launches, counted from 1."""
     spec: Spec
@@ -71,6 +76,22 @@ def case_order(pairs: int, order: str) -> list[tuple[int, CaseName]]:
     return result
 
 
+def places(order: str, launch: int, iteration: int) -> tuple[CaseName, CaseName]:
+    """The cases in the order in which a lockstep launch computes an iteration; all numbers count from 1.
+
+    `balanced` alternates, and the next launch begins with the other case.
+    """
+    baseline_first = (iteration + launch) % 2 == 0 if order == "balanced" else order == "baseline_first"
+    return ("baseline", "dcp") if baseline_first else ("dcp", "baseline")
+
+
+def _cases(spec: Spec) -> Sequence[tuple[int, LaunchCase]]:
+    """(pair, case) of every launch of a run."""
+    if spec.mode == "lockstep":
+        return [(number, "lockstep") for number in range(1, spec.lockstep.launches + 1)]
+    return case_order(spec.launches.pairs, spec.launches.order)
+
+
 def build(spec: Spec, folder: Path, costs: CostProfile | None = None) -> list[Launch]:
     """All launches of a run, in order; each plans with `costs`."""
     root = folder.resolve()
@@ -85,7 +106,7 @@ def build(spec: Spec, folder: Path, costs: CostProfile | None = None) -> list[La
             data=root / "data",
             costs=costs,
         )
-        for position, (pair, case) in enumerate(case_order(spec.launches.pairs, spec.launches.order), start=1)
+        for position, (pair, case) in enumerate(_cases(spec), start=1)
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class RunHeader:
     cp: int
     global_batch_size: int
     iterations: int
+    mode: str | None = None
+    """`lockstep` where the launch computes both cases; then each case has a header."""
     warmup_iterations: int | None = None
     scheduler: str | None = None
     costs: str | None = None
@@ -97,6 +99,20 @@ class IterationRecord:
     jobs: tuple[int, ...] = ()
     """The plan, in execution order, four numbers a microbatch: first rank, ranks, padded tokens, and the sum of the
     squared real lengths of its samples."""
+    case: str | None = None
+    """In lockstep only, as the fields that follow: the case that this record is of."""
+    order: int | None = None
+    """Place of the case in the iteration, 1 or 2."""
+    pass_seconds: float | None = None
+    """The slowest rank's forward, backward and reduction; `seconds` has the update besides."""
+    update_seconds: float | None = None
+    """The slowest rank's optimizer step, which both cases share."""
+    gradient_difference: float | None = None
+    """Norm of the difference of both cases' gradients over the baseline's norm, estimated from their sketches."""
+    gradient_segment: str | None = None
+    """Where in the model the gradients differ most, relative to their size: `blocks.3`, `output`, ..."""
+    gradient_sketch: tuple[float, ...] = ()
+    """Random projection of the case's gradient, the same for both cases and all iterations."""
     skipped: bool = False
     problems: tuple[str, ...] = ()
     line: int | None = None
@@ -128,10 +144,18 @@ class LaunchRecords:
     """All that one launch reported, in the order in which it was written."""
 
     header: RunHeader | None
+    """The first header; see `headers`."""
     iterations: tuple[IterationRecord, ...]
     end: RunEnd | None = None
     malformed: tuple[str, ...] = ()
     """One sentence, with the line number, for each line that looked like a record and was none."""
+    headers: tuple[RunHeader, ...] = ()
+    """Every header: one, or in lockstep one for each case."""
+
+
+def second_header(known: Sequence[RunHeader], header: RunHeader) -> bool:
+    """Whether a further header belongs to another launch; in lockstep the other case's does not."""
+    return bool(known) and (header.mode != "lockstep" or header.case in {other.case for other in known})
 
 
 _KINDS: dict[str, type[RunHeader] | type[IterationRecord] | type[RunEnd]] = {
@@ -237,7 +261,7 @@ def stream(path: Path) -> Iterator[tuple[int, RunHeader | IterationRecord | RunE
 
 def read(path: Path) -> LaunchRecords:
     """Everything in a `records.jsonl`; a torn or foreign line lands in `malformed`, it does not stop the reading."""
-    header: RunHeader | None = None
+    headers: list[RunHeader] = []
     iterations: list[IterationRecord] = []
     end: RunEnd | None = None
     malformed: list[str] = []
@@ -245,14 +269,14 @@ def read(path: Path) -> LaunchRecords:
         if isinstance(record, Malformed):
             malformed.append(f"line {number}: {record.message}")
         elif isinstance(record, RunHeader):
-            if header is not None:
+            if second_header(headers, record):
                 malformed.append(f"line {number}: second header; the file holds more than one launch")
-            header = record
+            headers.append(record)
         elif isinstance(record, IterationRecord):
             iterations.append(record)
         else:
             end = record
-    return LaunchRecords(header, tuple(iterations), end, tuple(malformed))
+    return LaunchRecords(headers[0] if headers else None, tuple(iterations), end, tuple(malformed), tuple(headers))
 
 
 def console_header(header: RunHeader) -> str:
@@ -291,6 +315,12 @@ def console_line(record: IterationRecord, iterations: int) -> str:
     add("memory MiB", None if record.peak_memory_bytes is None else record.peak_memory_bytes / 2**20, ".1f")
     add("TFLOP/s/GPU", record.tflops_per_gpu, ".4g")
     add("digest", record.batch_digest)
+    add("case", record.case)
+    add("order", record.order)
+    add("pass ms", None if record.pass_seconds is None else 1e3 * record.pass_seconds, ".3f")
+    add("update ms", None if record.update_seconds is None else 1e3 * record.update_seconds, ".3f")
+    add("gradient difference", record.gradient_difference, ".6g")
+    add("most in", record.gradient_segment)
     add("steps skipped", int(record.skipped))
     return " | ".join(parts) + " |"
 

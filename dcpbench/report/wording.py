@@ -27,9 +27,13 @@ def headline(analysis: Analysis) -> str:
     if speedup is None or parity is None:
         return "FAILED: " + "; ".join(verdict.reasons) + "."
     result = f"dcp trained {speedup.total:.3f} times as fast as baseline"
+    if analysis.lockstep is not None and analysis.lockstep.same_case:
+        result = f"a case compared with itself (A/A) came out {speedup.total:.3f} times as fast"
     if speedup.total < 1:
         result += " (so it was slower)"
-    if analysis.interval is None:
+    if analysis.lockstep is not None:
+        result += _in_lockstep(analysis)
+    elif analysis.interval is None:
         result += " in one pair of launches, which is indicative only"
     else:
         result += (
@@ -40,6 +44,19 @@ def headline(analysis: Analysis) -> str:
         return f"{verdict.outcome.upper()}: {'; '.join(verdict.reasons)}. Apart from that, {result}."
     agreement = "passed" if parity.passed else "was out of tolerance and not a gate"
     return f"PASSED: {result}; loss parity {agreement} (greatest difference {parity.max_abs_diff:.3g})."
+
+
+def _in_lockstep(analysis: Analysis) -> str:
+    """How the speed-up of a lockstep run was found."""
+    found, both = analysis.interval, analysis.lockstep
+    assert both is not None
+    launches = "one launch" if both.launches == 1 else f"{both.launches} launches"
+    what = f" in lockstep, over {launches}" if both.paired is None else (
+        f" in lockstep, over {both.paired.iterations} iterations of {launches}"
+    )  # fmt: skip
+    if found is None:
+        return f"{what} ({analysis.speed})"
+    return f"{what} (95 % interval {found.low:.3f} to {found.high:.3f}: {analysis.speed})"
 
 
 def case_rows(analysis: Analysis) -> list[Row]:
@@ -139,8 +156,55 @@ def speedup_rows(analysis: Analysis) -> list[Row]:
     if analysis.order_effect is not None:
         ends = analysis.order_interval
         between = "" if ends is None else f" ({ends[0] - 1:+.1%} to {ends[1] - 1:+.1%})"
-        rows.append(("effect of coming second in a pair (on time)", f"{analysis.order_effect - 1:+.1%}{between}"))
+        place = "a pair" if analysis.lockstep is None else "an iteration"
+        rows.append((f"effect of coming second in {place} (on time)", f"{analysis.order_effect - 1:+.1%}{between}"))
     return rows
+
+
+def units(analysis: Analysis) -> str:
+    """What the interval counts."""
+    both = analysis.lockstep
+    return "pairs" if both is None else "launches" if both.paired is None else "iterations"
+
+
+def pair_noun(analysis: Analysis) -> str:
+    """What a row of `pair_rows` is."""
+    return "pair" if analysis.lockstep is None else "launch"
+
+
+def lockstep_rows(analysis: Analysis) -> list[Row]:
+    """(what, value) that only lockstep can tell; empty in the other mode."""
+    both = analysis.lockstep
+    if both is None:
+        return []
+    found = both.paired
+    rows: list[Row] = [
+        ("launches, both cases in each", f"{both.launches}"),
+        ("the two sides", "the same case (A/A)" if both.same_case else "baseline and dcp"),
+    ]
+    if found is not None:
+        rows += [
+            ("measured iterations", f"{found.iterations:,}"),
+            ("correlation of neighbours", f"{found.correlation:.2f}"),
+            ("worth independent iterations", f"{found.effective:,.0f}"),
+        ]
+    if both.more_iterations is not None:
+        rows.append(("iterations that would settle it", f"about {both.more_iterations:,} more"))
+    rows += [
+        ("update, in both cases' times (ms)", number(both.update_ms)),
+        ("difference of gradients over their norm, greatest", number(both.gradient_difference_max, ".3g")),
+        ("the same, median", number(both.gradient_difference_median, ".3g")),
+        ("where the greatest difference stands out most", both.gradient_segment or NONE),
+    ]
+    if both.memory_difference is not None:
+        rows.append(("peak memory of dcp's passes less baseline's", f"{both.memory_difference / 2**20:+,.0f} MiB"))
+    return rows
+
+
+LOCKSTEP_TEXT = (
+    "Each global batch was computed under both cases' plans at the same weights, in alternating order, and one update "
+    "was made from the baseline's gradient. A case's time is its own forward, backward and reduction, and the update's."
+)
 
 
 def _interval_rows(analysis: Analysis) -> list[Row]:
@@ -148,11 +212,11 @@ def _interval_rows(analysis: Analysis) -> list[Row]:
     if found is None:
         return []
     rows: list[Row] = [
-        ("95 % interval over pairs", f"{found.low:.3f} to {found.high:.3f}"),
+        (f"95 % interval over {units(analysis)}", f"{found.low:.3f} to {found.high:.3f}"),
         (f"verdict, differences up to {margin:.3g} counting as none", str(analysis.speed)),
     ]
     if analysis.more_pairs is not None:
-        rows.append(("pairs that would settle it", f"about {analysis.more_pairs} more"))
+        rows.append((f"{units(analysis)} that would settle it", f"about {analysis.more_pairs} more"))
     if found.p_value is not None:
         rows.append(("p of no difference, exact sign-flip test", f"{found.p_value:.3g}"))
     return rows
@@ -255,7 +319,8 @@ def gate_sentences(analysis: Analysis) -> list[str]:
     if analysis.parity is None:
         return []
     sentences = [
-        f"{gate.name} {'failed' if gate.enforced else 'would have failed'}: this usually comes from {gate.meaning}."
+        f"{gate.name} {'failed' if gate.enforced else 'would have failed'}{f' ({gate.where})' if gate.where else ''}: "
+        f"this usually comes from {gate.meaning}."
         for gate in analysis.parity.gates
         if not gate.passed
     ]
@@ -266,6 +331,14 @@ def gate_sentences(analysis: Analysis) -> list[str]:
             f"{analysis.control.max_abs_diff:.3g}, at iteration 1 by {analysis.control.first_iteration_diff:.3g}: that "
             "is what another order of additions does. It takes no part in the speed-up."
         )
+    if analysis.lockstep is not None:
+        sentences.append(
+            "The gates compare both cases at the same weights in every iteration; their limits are absolute, and have "
+            "not been calibrated on this model."
+        )
+        if not all(gate.enforced for gate in analysis.parity.gates):
+            sentences.append("S4 is reported only: how far rounding moves the norm in this type is not known.")
+        return sentences
     if all(gate.floor is None for gate in analysis.parity.gates):
         sentences.append(
             "With one launch of each case nothing says how far launches of the same case lie apart: the gates stand on "

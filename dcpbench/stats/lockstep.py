@@ -45,7 +45,7 @@ class Paired:
     iterations: int
     """Of all launches together."""
     correlation: float
-    """Lag-1 autocorrelation of what an iteration adds to the logarithm of the speed-up."""
+    """Lag-1 autocorrelation of what an iteration adds to the logarithm of the speed-up, or of its own ratio."""
     effective: float
     """n (1 - rho) / (1 + rho): how many independent iterations these are worth."""
 
@@ -56,9 +56,10 @@ def paired(
     """The interval of exp(mean over launches of log(total baseline / total dcp)); times are (launches, iterations).
 
     The logarithm of a ratio of totals is, to first order, a mean over iterations of
-    u = b / mean(b) - d / mean(d). From u goes the effect of coming second, which alternates; its spread and its
-    lag-1 autocorrelation (with Kendall's correction for short series, and never below 0) give the standard error
-    s / sqrt(n_eff), and Student's t with n_eff - 1 degrees of freedom the interval.
+    u = b / mean(b) - d / mean(d). From u goes the effect of coming second, which alternates; its spread and an
+    autocorrelation give the standard error s / sqrt(n_eff), and Student's t with n_eff - 1 degrees of freedom the
+    interval. The autocorrelation is the greater of those of u and of log(b / d), with Kendall's correction for short
+    series and never below 0: u weighs iterations by their length, which hides how alike neighbours are.
 
     Args:
         baseline: seconds of the baseline.
@@ -80,7 +81,9 @@ def paired(
     lost = len(series) + (first is not None and bool(first.any() and not first.all()))
     spread = float(np.sqrt((flat @ flat) / max(1, count - lost)))
     spread = spread if spread > 1e-12 else 0.0
-    rho = _correlation(series, count) if spread else 0.0
+    ratios = [np.log(b[row] / d[row]) for b, d, row in zip(baseline, dcp, used, strict=True) if row.any()]
+    ratios = _without_position([part - part.mean() for part in ratios], first)
+    rho = max(_correlation(series, count), _correlation(ratios, count)) if spread else 0.0
     effective = count * (1 - rho) / (1 + rho)
     logs = np.array(
         [np.log(b[row].sum() / d[row].sum()) for b, d, row in zip(baseline, dcp, used, strict=True) if row.any()]
@@ -214,7 +217,7 @@ def _correlation(series: list[Values], count: int) -> float:
     """Lag-1 autocorrelation within launches, corrected for its downward bias (Kendall 1954), between 0 and 0.95."""
     products = sum(float(part[1:] @ part[:-1]) for part in series)
     squares = sum(float(part @ part) for part in series)
-    rho = products / squares
+    rho = products / squares if squares > 0 else 0.0
     return float(np.clip(rho + (1 + 4 * rho) / count, 0.0, _MOST_CORRELATION))
 
 

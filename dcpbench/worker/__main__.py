@@ -17,14 +17,17 @@ import torch.distributed as dist
 
 from dcpbench import profiles
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import schedulers
 from dcpbench.dcp.attention import backend
+from dcpbench.dcp.costs import CostModel
 from dcpbench.dcp.groups import RuntimeGroups
+from dcpbench.dcp.schedulers import create as make_scheduler
+from dcpbench.dcp.schedulers import plans_with_costs
 from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.errors import DcpbenchError
-from dcpbench.plan import Launch
+from dcpbench.plan import CaseName, Launch
 from dcpbench.records import RunHeader
-from dcpbench.worker import checkpoint
+from dcpbench.spec import Spec
+from dcpbench.worker import checkpoint, lockstep
 from dcpbench.worker.batches import BatchBuilder, Prefetcher, Stager
 from dcpbench.worker.calibrate import Timer
 from dcpbench.worker.emit import Emitter
@@ -78,9 +81,12 @@ def run(launch: Launch) -> None:
     # Everything that may take long on one rank only comes before the first collective can wait for it.
     stream = SampleStream.open(launch.data)
     transport, _ = backend.check(spec.cases.attention, device, dtype, spec.model.dim)
-    scheduler = scheduler_of(launch)
-    # Only Transformer Engine communicates through a process group for each block.
-    blocks = scheduler.groups() if transport == "te" else []
+    cost = None if launch.costs is None else launch.costs.cost
+    schedulers = {case: scheduler_of(spec, case, cost) for case in cases_of(launch)}
+    sizes = sorted({size for scheduler in schedulers.values() for size in scheduler.group_sizes()})
+    # Only Transformer Engine communicates through a process group for each block; in an order that all ranks share.
+    groups_of = [block for scheduler in schedulers.values() for block in scheduler.groups()]
+    blocks = list(dict.fromkeys(groups_of)) if transport == "te" else []
 
     timeout = timedelta(seconds=spec.launches.collective_timeout)
     if device.type == "cpu" and Path("/sys/class/net/lo").exists():
@@ -91,7 +97,7 @@ def run(launch: Launch) -> None:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    groups = RuntimeGroups(scheduler.group_sizes(), device, timeout, blocks=blocks)
+    groups = RuntimeGroups(sizes, device, timeout, blocks=blocks)
     attention = backend.create(
         spec.cases.attention,
         groups,
@@ -118,10 +124,88 @@ def run(launch: Launch) -> None:
         timeout=timeout,
     )
 
+    headers = {
+        case: _header(launch, case, scheduler, dtype, device, attention.name, flat, optimizer.memory_bytes,
+                      groups.memory_bytes + reduction.memory_bytes)
+        for case, scheduler in schedulers.items()
+    }  # fmt: skip
+    builders = {case: BatchBuilder(stream, scheduler, dist.get_rank()) for case, scheduler in schedulers.items()}
+    stager = Stager(attention, groups, device)
+    # Kernels are compiled for shapes; the shapes of a run are known before it starts.
+    for builder in builders.values():
+        attention.warm(builder.layouts(range(1, min(spec.training.iterations, WARMED_ITERATIONS) + 1)))
+    profiler = Profiler(launch.folder / profiles.FOLDER, dist.get_rank(), spec.training.profile_iterations, device)
+    trainer = Trainer(model, reduction, optimizer, profiler, device)
+    if launch.calibration is not None:
+        timer = Timer(model, attention, groups, schedulers["dcp"].padding, device)
+        timer.time_all(launch.calibration, launch.folder)
+        flat.grad.zero_()
+    if launch.case == "lockstep":
+        _lockstep(launch, trainer, flat, headers, builders, stager)
+    else:
+        _one_case(launch, trainer, flat, headers[launch.case], builders[launch.case], stager)
+
+
+def _one_case(
+    launch: Launch, trainer: Trainer, flat: FlatParameters, header: RunHeader, builder: BatchBuilder, stager: Stager
+) -> None:
+    emitter = Emitter(launch.records, header)
+    batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), launch.spec.training.iterations)
+    started = time.perf_counter()
+    try:
+        train(trainer, launch.spec.training, batches, emitter)
+        _save(launch, flat)
+        emitter.end(time.perf_counter() - started)
+    finally:
+        batches.close()
+        emitter.close()
+
+
+def _lockstep(
+    launch: Launch,
+    trainer: Trainer,
+    flat: FlatParameters,
+    headers: dict[CaseName, RunHeader],
+    builders: dict[CaseName, BatchBuilder],
+    stager: Stager,
+) -> None:
+    emitter = lockstep.LockstepEmitter(launch, headers)
+    batches = Prefetcher(
+        lambda iteration: {case: stager(builder.build(iteration)) for case, builder in builders.items()},
+        launch.spec.training.iterations,
+    )
+    started = time.perf_counter()
+    try:
+        lockstep.train(trainer, flat, launch, batches, emitter)
+        _save(launch, flat)
+        emitter.end(time.perf_counter() - started)
+    finally:
+        batches.close()
+        emitter.close()
+
+
+def _save(launch: Launch, flat: FlatParameters) -> None:
+    if launch.spec.training.save_path is not None:
+        checkpoint.save(launch.spec.training.save_path / launch.id, flat.named_master())
+
+
+def _header(
+    launch: Launch,
+    case: CaseName,
+    scheduler: Scheduler,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    flat: FlatParameters,
+    optimizer_bytes: int,
+    group_bytes: int,
+) -> RunHeader:
+    spec = launch.spec
     per_token, per_square = flops(spec.model)
-    header = RunHeader(
-        case=launch.case,
+    return RunHeader(
+        case=case,
         launch=launch.id,
+        mode="lockstep" if launch.case == "lockstep" else None,
         world_size=dist.get_world_size(),
         domain_size=spec.topology.domain_size,
         cp=spec.topology.cp,
@@ -129,53 +213,39 @@ def run(launch: Launch) -> None:
         iterations=spec.training.iterations,
         warmup_iterations=spec.training.warmup_iterations,
         scheduler=scheduler.name,
-        costs=launch.costs.basis if launch.costs and schedulers.plans_with_costs(scheduler.name) else None,
+        costs=launch.costs.basis if launch.costs and plans_with_costs(scheduler.name) else None,
         padding=spec.cases.padding,
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=str(dtype).removeprefix("torch."),
-        attention=attention.name,
+        attention=attention,
         flops_per_token=per_token,
         flops_per_squared_length=per_square,
         parameters=flat.count,
         cp_sizes=scheduler.group_sizes(),
-        group_memory_bytes=groups.memory_bytes + reduction.memory_bytes,
+        group_memory_bytes=group_bytes,
         parameter_bytes=flat.weight_bytes,
         gradient_bytes=flat.grad.nbytes,
-        optimizer_bytes=optimizer.memory_bytes,
+        optimizer_bytes=optimizer_bytes,
         versions=_versions(device),
     )
-    emitter = Emitter(launch.records, header)
-    builder, stager = BatchBuilder(stream, scheduler, dist.get_rank()), Stager(attention, groups, device)
-    # Kernels are compiled for shapes; the shapes of a run are known before it starts.
-    attention.warm(builder.layouts(range(1, min(spec.training.iterations, WARMED_ITERATIONS) + 1)))
-    if launch.calibration is not None:
-        Timer(model, attention, groups, scheduler.padding, device).time_all(launch.calibration, launch.folder)
-        flat.grad.zero_()
-    batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), spec.training.iterations)
-    started = time.perf_counter()
-    try:
-        profiler = Profiler(launch.folder / profiles.FOLDER, dist.get_rank(), spec.training.profile_iterations, device)
-        train(Trainer(model, reduction, optimizer, profiler, device), spec.training, batches, emitter)
-        if spec.training.save_path is not None:
-            checkpoint.save(spec.training.save_path / launch.id, flat.named_master())
-        emitter.end(time.perf_counter() - started)
-    finally:
-        batches.close()
-        emitter.close()
 
 
-def scheduler_of(launch: Launch) -> Scheduler:
-    """The scheduler of the launch's case on the launch's domain."""
-    spec = launch.spec
-    case = spec.cases.baseline if launch.case == "baseline" else spec.cases.dcp
-    return schedulers.create(
-        case.scheduler,
+def cases_of(launch: Launch) -> tuple[CaseName, ...]:
+    """What a launch computes."""
+    return ("baseline", "dcp") if launch.case == "lockstep" else (launch.case,)
+
+
+def scheduler_of(spec: Spec, case: CaseName, cost: CostModel | None = None) -> Scheduler:
+    """The scheduler of a case on the launch's domain, planning with `cost` where it plans with a cost model."""
+    chosen = spec.cases.baseline if case == "baseline" else spec.cases.dcp
+    return make_scheduler(
+        chosen.scheduler,
         domain=Domain(spec.topology.domain_size, spec.topology.cp),
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         min_size=spec.cases.min_dynamic_context_parallel_size,
         padding_policy=spec.cases.padding,
-        cost=None if launch.costs is None else launch.costs.cost,
+        cost=cost,
     )
 
 

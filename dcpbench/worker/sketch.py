@@ -70,7 +70,8 @@ class GradientSketcher:
                 if len(values) < self._chunk:
                     self._buffer.zero_()
                 torch.mul(values, self._signs[place], out=self._buffer[place])
-                sums = self._buffer.view(BUCKETS, -1).sum(1, dtype=torch.float64)
+                # Neighbours go to different buckets: a gradient is often large in a stretch of its elements.
+                sums = self._buffer.view(-1, BUCKETS).sum(0, dtype=torch.float64)
                 table[number, :BUCKETS].addcmul_(sums, self._flips[chunk])
                 self._buffer.mul_(self._buffer)
                 table[number, BUCKETS] += self._buffer.sum(dtype=torch.float64)

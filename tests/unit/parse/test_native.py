@@ -141,4 +141,4 @@ def test_detection_asks_the_most_specific_first(tmp_path: Path) -> None:
     assert detect(write(tmp_path / "a.log", [records.console_line(record(1), 3)])) == "native"
     assert detect(write(tmp_path / "b.log", [records.console_header(header())])) == "native"
     assert detect(write(tmp_path / "c.log", ["nothing here"])) is None
-    assert set(TEXTS) == {"batch_digest", "cp_sizes"}
+    assert set(TEXTS) == {"batch_digest", "cp_sizes", "case", "gradient_segment"}
