@@ -31,6 +31,10 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected.double()).norm() / expected.double().norm())
 
 
+def off_scale(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return abs(float((got.double() * expected.double()).sum() / expected.double().square().sum()) - 1)
+
+
 def test_products_are_added_in_float32_by_one_kernel() -> None:
     assert products_accumulate(cuda(), torch.bfloat16, torch.float32)
 
@@ -99,8 +103,11 @@ def test_loss_and_gradients_are_those_of_float64(rows: int, vocabulary: int) -> 
         grad_hidden[part] = logits.grad @ weight.detach().double()
         grad_weight += logits.grad.T @ hidden[part].detach().double()
     assert total.item() == pytest.approx(expected, rel=1e-5)
-    assert relative(hidden.grad, grad_hidden) < 6e-3
+    # A product over the vocabulary may be split, its parts rounded to bfloat16; that averages out, a wrong factor does not.
+    assert relative(hidden.grad, grad_hidden) < 1e-2
+    assert off_scale(hidden.grad, grad_hidden) < 5e-4
     assert relative(weight.main_grad, grad_weight) < 6e-3
+    assert off_scale(weight.main_grad, grad_weight) < 5e-4
     assert (hidden.grad[1::7] == 0).all()
 
 
