@@ -7,27 +7,42 @@ stored files only, so that folder can be deleted and rebuilt with the same bytes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcpbench import disturbances
+from dcpbench import disturbances, lockstep, slowest
 from dcpbench.align import KEYS, Aligned, align, expected_iterations
 from dcpbench.cautions import cautions, unsteady
+from dcpbench.disturbances import Telemetry
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
+from dcpbench.lockstep import Lockstep
 from dcpbench.predicted import add_predictions
 from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, LayoutControl, Measured, case_result, launch_result
+from dcpbench.slowest import SlowestIteration
 from dcpbench.sources import Source, read_logs, read_run
 from dcpbench.spec import CASES, Decision, Tolerances
 from dcpbench.stats.gates import Control
-from dcpbench.stats.interval import FEWEST_PAIRS, Interval, Speed, decide, interval, order_interval, pairs_to_settle, timing_floor
+from dcpbench.stats.interval import (
+    FEWEST_PAIRS,
+    Interval,
+    Speed,
+    decide,
+    interval,
+    order_interval,
+    pairs_to_settle,
+    timing_floor,
+)
 from dcpbench.stats.lengths import LengthBin, by_longest
+from dcpbench.stats.lockstep import decide_paired
 from dcpbench.stats.parity import Parity, parity
 from dcpbench.stats.steadiness import without_outliers, workload_removed
 from dcpbench.stats.throughput import Speedup, log_ratios, order_effect, speedup
@@ -65,6 +80,8 @@ class Analysis:
     """Speed-up by the longest sample of the batch."""
     workload: str | None = None
     """What iteration times were divided by before their steadiness was looked at."""
+    slowest: tuple[SlowestIteration, ...] = ()
+    """Of each case its slowest measured iteration; empty unless the records hold their plans."""
     parity: Parity | None = None
     control: LayoutControl | None = None
     aligned_on: tuple[str, ...] = ()
@@ -73,6 +90,9 @@ class Analysis:
     profiles: tuple[LaunchProfile, ...] = ()
     """Of launches in which iterations were profiled."""
     aligned: Aligned | None = field(default=None, repr=False)
+    mode: Literal["launches", "lockstep"] = "launches"
+    lockstep: Lockstep | None = None
+    """In lockstep, what only that mode can tell; `interval` then stands on iterations, with few launches."""
 
 
 def analyze_run(
@@ -106,9 +126,12 @@ def analyze_run(
         tolerances=tolerances or source.spec.tolerances,
         decision=decision or source.spec.decision,
         disturbed={
-            launch.id: disturbances.read(folder / "launches" / launch.id / "gpu.csv") for launch in source.launches
+            launch.id: disturbances.read(folder / "launches" / (launch.folder or launch.id) / "gpu.csv")
+            for launch in source.launches
         },
     )
+    if result.aligned is not None:
+        result = replace(result, slowest=slowest.read(folder, result.aligned, result.warmup))
     return add_predictions(result, folder, source.spec)
 
 
@@ -157,7 +180,7 @@ def analyze(
     global_batch_size: int | None,
     tolerances: Tolerances,
     decision: Decision | None = None,
-    disturbed: Mapping[str, tuple[str, ...]] | None = None,
+    disturbed: Mapping[str, Telemetry] | None = None,
 ) -> Analysis:
     """Align, compute, judge. Faults are part of the result, not exceptions.
 
@@ -178,21 +201,26 @@ def analyze(
     control, told, unusable = _control(source.control, aligned, global_batch_size)
     result_parity = None if aligned is None else _parity(aligned, tolerances, control, source.mode)
     z, workload = _workload_removed(measured) if measured else (None, None)
-    results = [launch_result(launch, measured, z) for launch in launches]
+    known = disturbed or {}
+    results = [launch_result(launch, measured, z, known.get(launch.id)) for launch in launches]
     times = (measured.seconds("baseline"), measured.seconds("dcp")) if measured else None
-    first = _baseline_first(launches)
+    both = measured if source.mode == "lockstep" else None
     asked = decision or Decision()
     logs = log_ratios(*times) if times else None
-    found = None if logs is None else interval(logs)
-    speed = None if logs is None else decide(found, asked.margin)
-    doubts = () if times is None or speed is None else _doubts(results, times, speed, asked.margin)
+    within = lockstep.within(both) if both else None
+    found = within.interval if within else None if logs is None else interval(logs)
+    speed = None if logs is None else decide_paired(within, asked.margin) if within else decide(found, asked.margin)
+    doubts = () if measured is None or speed is None else _doubts(results, measured, both, speed, asked.margin)
     speed = "inconclusive" if doubts else speed
     settling_pairs = (
-        pairs_to_settle(logs, asked.margin) if logs is not None and speed == "inconclusive" and not doubts else None
+        pairs_to_settle(logs, asked.margin)
+        if logs is not None and speed == "inconclusive" and not doubts and not within
+        else None
     )
     more = None if settling_pairs is None or logs is None else settling_pairs - logs.size
-    effect = order_effect(logs, first) if logs is not None and first is not None else None
-    effect_ends = order_interval(logs, first) if logs is not None and first is not None else None
+    ordered, first = (logs, _baseline_first(launches)) if both is None else lockstep.places(both)
+    effect = order_effect(ordered, first) if ordered is not None and first is not None else None
+    effect_ends = order_interval(ordered, first) if ordered is not None and first is not None else None
     return Analysis(
         name=source.name,
         pairs=len({launch.pair for launch in launches}),
@@ -218,7 +246,7 @@ def analyze(
         order_effect=effect,
         order_interval=effect_ends,
         timing_floor=timing_floor(_controls(results)),
-        lengths=_by_longest(measured) if measured else (),
+        lengths=_by_longest(measured, both) if measured else (),
         workload=workload,
         parity=result_parity,
         control=told,
@@ -231,14 +259,17 @@ def analyze(
             warmup=left_out,
             parity=result_parity,
             check_loss_parity=tolerances.check_loss_parity,
-            remarks=(*doubts, *unusable, *unsteady(results, left_out, disturbed or {}), *source.remarks),
+            remarks=(*doubts, *unusable, *unsteady(results, left_out, known), *source.remarks),
             order_effect=effect,
             order_interval=effect_ends,
             margin=asked.margin,
+            mode=source.mode,
         ),
         faults=faults,
         profiles=source.profiles,
         aligned=aligned,
+        mode=source.mode,
+        lockstep=lockstep.summary(both, None if doubts else speed, asked.margin) if both else None,
     )
 
 
@@ -290,20 +321,23 @@ def _control(
     return Control(loss, None if norms is None else norms[1]), told, ()
 
 
-def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None) -> Parity:
+def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None, mode: str) -> Parity:
     baseline, dcp = aligned.of_case("baseline", "loss"), aligned.of_case("dcp", "loss")
     assert baseline is not None, "alignment refuses records without losses"
     assert dcp is not None, "alignment refuses records without losses"
+    atol, rtol = tolerances.loss_atol, tolerances.loss_rtol
+    float32 = all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches)
     return parity(
         baseline,
         dcp,
-        tolerances.loss_atol,
-        tolerances.loss_rtol,
+        atol,
+        rtol,
         aligned.of_case("baseline", "grad_norm"),
         aligned.of_case("dcp", "grad_norm"),
-        float32=all(launch.table.header and launch.table.header.dtype == "float32" for launch in aligned.launches),
+        float32=float32,
         first_step_rtol=tolerances.first_step_rtol,
         control=control,
+        judged=lockstep.judged(aligned, atol, rtol, float32=float32) if mode == "lockstep" else None,
     )
 
 
@@ -329,23 +363,26 @@ def _controls(results: Sequence[LaunchResult]) -> NDArray[np.float64]:
     return np.array(totals, dtype=np.float64).reshape(-1, 2)
 
 
-def _by_longest(measured: Measured) -> tuple[LengthBin, ...]:
+def _by_longest(measured: Measured, both: Measured | None) -> tuple[LengthBin, ...]:
     longest = measured.column("baseline", "longest")
     if longest is None:
         return ()
-    return by_longest(measured.seconds("baseline"), measured.seconds("dcp"), longest[0])
+    seconds = measured.seconds("baseline"), measured.seconds("dcp")
+    return by_longest(*seconds, longest[0], None if both is None else functools.partial(lockstep.interval_of, both))
 
 
 def _doubts(
-    results: Sequence[LaunchResult], times: tuple[NDArray[np.float64], NDArray[np.float64]], speed: Speed, margin: float
+    results: Sequence[LaunchResult], measured: Measured, both: Measured | None, speed: Speed, margin: float
 ) -> tuple[str, ...]:
     """Why a speed-up that its interval decides is not decided after all."""
     if speed in ("inconclusive", "indicative"):
         return ()
     found = [launch.steadiness for launch in results if launch.steadiness is not None]
     unstable = sum(launch.label == "unstable" for launch in found)
-    if 3 * unstable > len(found):
+    # In lockstep a change of level hits both cases alike.
+    if 3 * unstable > len(found) and both is None:
         return (f"{unstable} of {len(found)} launches changed level without a direction: nothing is decided on them.",)
+    times = measured.seconds("baseline"), measured.seconds("dcp")
     flagged = np.zeros(times[0].shape, dtype=np.bool_)
     rows: dict[str, int] = {}
     for launch in results:
@@ -355,7 +392,10 @@ def _doubts(
             flagged[row, list(launch.steadiness.outliers)] = True
     if not flagged.any():
         return ()
-    other = decide(interval(without_outliers(*times, flagged)), margin)
+    if both is not None and len(times[0]) < FEWEST_PAIRS:
+        other = decide_paired(lockstep.within(both, ~flagged), margin)
+    else:
+        other = decide(interval(without_outliers(*times, flagged)), margin)
     if other == speed:
         return ()
     return (f"Without the iterations that stand out the speed-up is {other}, with them {speed}: it is not decided.",)

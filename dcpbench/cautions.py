@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.align import KEYS, Aligned
+from dcpbench.disturbances import Telemetry
 from dcpbench.faults import LaunchInput
 from dcpbench.records import RunHeader
 from dcpbench.results import LaunchResult
@@ -63,23 +64,31 @@ def cautions(
     return tuple(found)
 
 
-def unsteady(results: Sequence[LaunchResult], warmup: int, disturbed: Mapping[str, tuple[str, ...]]) -> list[str]:
+def unsteady(results: Sequence[LaunchResult], warmup: int, disturbed: Mapping[str, Telemetry]) -> list[str]:
     """Launches that drift or change level, iterations that stand out, and the cause where telemetry knows one."""
     found = [*_labels(results, warmup)]
     for launch in results:
-        known, causes = launch.steadiness, "; ".join(disturbed.get(launch.id, ()))
-        because = f" Telemetry of this launch: {causes}." if causes else ""
-        if known is not None and known.outliers:
-            numbers = [str(warmup + 1 + index) for index in known.outliers]
-            shown = ", ".join(numbers[:10]) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-            plural = len(numbers) > 1
-            found.append(
-                f"{launch.id}: iteration{'s' if plural else ''} {shown} stand{'' if plural else 's'} out from what the "
-                f"batch takes; counted all the same.{because}"
-            )
+        causes = disturbed[launch.id].causes if launch.id in disturbed else ()
+        if launch.standing_out:
+            found.append(_standing_out(launch, causes))
         elif causes:
-            found.append(f"{launch.id}: {causes}.")
+            found.append(f"{launch.id}: {'; '.join(causes)}.")
     return found
+
+
+def _standing_out(launch: LaunchResult, causes: tuple[str, ...]) -> str:
+    """The iterations that stand out, each with its own cause; what disturbed the launch elsewhere follows."""
+    shown = [
+        f"{found.iteration} ({found.times:.2f} times{': ' + ', '.join(found.causes) if found.causes else ''})"
+        for found in launch.standing_out[:10]
+    ]
+    more = len(launch.standing_out) - len(shown)
+    plural = len(launch.standing_out) > 1
+    because = f" Telemetry of this launch: {'; '.join(causes)}." if causes else ""
+    return (
+        f"{launch.id}: iteration{'s' if plural else ''} {', '.join(shown)}{f' and {more} more' if more else ''} "
+        f"stand{'' if plural else 's'} out from what the batch takes; counted all the same.{because}"
+    )
 
 
 _LABELS = {

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.align import Aligned
+from dcpbench.disturbances import Telemetry
 from dcpbench.faults import LaunchInput
 from dcpbench.predicted import Predicted
 from dcpbench.records import RunHeader
@@ -32,6 +33,17 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
+class StandingOut:
+    """An iteration that took much longer, or shorter, than its batch takes in this launch."""
+
+    iteration: int
+    times: float
+    """How many times the usual time."""
+    causes: tuple[str, ...] = ()
+    """What disturbed the machine in that time, as far as telemetry knows."""
+
+
+@dataclass(frozen=True)
 class LaunchResult:
     """One launch; the numbers are None unless all launches align."""
 
@@ -50,6 +62,8 @@ class LaunchResult:
     settling: int = 0
     """Leading measured iterations that still ran slow."""
     steadiness: Steadiness | None = None
+    standing_out: tuple[StandingOut, ...] = ()
+    """The iterations of `steadiness.outliers`, with what telemetry knows of each."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,10 @@ def _last(measured: Measured, case: str, total: str) -> int | None:
 
 
 def launch_result(
-    launch: LaunchInput, measured: Measured | None, z: dict[str, NDArray[np.float64]] | None = None
+    launch: LaunchInput,
+    measured: Measured | None,
+    z: dict[str, NDArray[np.float64]] | None = None,
+    telemetry: Telemetry | None = None,
 ) -> LaunchResult:
     """What is known of one launch; the numbers are None when nothing was measured.
 
@@ -165,6 +182,8 @@ def launch_result(
     seconds = measured.seconds(launch.case)[pick]
     samples, tokens = measured.samples(launch.case), measured.tokens(launch.case)
     own = case_statistics(seconds, None if samples is None else samples[pick], None if tokens is None else tokens[pick])
+    steady = steadiness(z[launch.case][index]) if z else None
+    ended = measured.column(launch.case, "ended")
     return replace(
         known,
         mean_ms=own.mean_ms,
@@ -172,5 +191,19 @@ def launch_result(
         samples_per_second=own.samples_per_second,
         tokens_per_second=own.tokens_per_second,
         settling=settling(seconds[0]),
-        steadiness=steadiness(z[launch.case][index]) if z else None,
+        steadiness=steady,
+        standing_out=tuple(
+            StandingOut(
+                measured.warmup + 1 + place,
+                times,
+                () if ended is None else _causes(telemetry, float(ended[index, place]), float(seconds[0, place])),
+            )
+            for place, times in zip(steady.outliers, steady.excess, strict=True)
+        )
+        if steady
+        else (),
     )
+
+
+def _causes(telemetry: Telemetry | None, ended: float, seconds: float) -> tuple[str, ...]:
+    return () if telemetry is None or not ended > 0 else telemetry.during(ended - seconds, ended)

@@ -45,6 +45,7 @@ FLOATS = (
     "peak_memory_bytes",
     "reserved_memory_bytes",
     "tflops_per_gpu",
+    "ended",
     "pass_seconds",
     "update_seconds",
     "gradient_difference",

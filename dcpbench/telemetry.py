@@ -1,4 +1,4 @@
-"""What the GPUs did while a launch ran: clocks, power, heat, throttling, foreign processes.
+"""What the GPUs did while a launch ran: clocks, power, heat, throttling, foreign processes; and the machine's cores.
 
 One thread asks NVML about once a second and appends to `gpu.csv`. NVML reads counters that the
 driver keeps anyway; it starts no kernel and waits for none, so the launch is not disturbed. Where
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ COLUMNS = (
     "memory_used_mib",
     "throttle_reasons",
     "foreign_processes",
+    "other_cpu_cores",
 )
 
 
@@ -86,8 +88,9 @@ def sampling(
         with path.open("x", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
+            cores = OtherCores()
             while True:
-                writer.writerows(sample(nvml, handles, _own_processes))
+                writer.writerows(sample(nvml, handles, _own_processes, cores))
                 file.flush()
                 if finished.wait(interval):
                     return
@@ -123,12 +126,50 @@ def gpu_handles(nvml: Any, ranks: int, visible: str | None) -> list[tuple[str, A
     return handles
 
 
-def sample(nvml: Any, handles: list[tuple[str, Any]], own: Callable[[], set[int]]) -> list[list[object]]:
+def sample(
+    nvml: Any,
+    handles: list[tuple[str, Any]],
+    own: Callable[[], set[int]],
+    cores: Callable[[set[int]], float | None] = lambda _: None,
+) -> list[list[object]]:
     """One row of `COLUMNS` per GPU; None where there is no answer."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     ours = own()
-    return [[now, name, *(read(nvml, handle) for read in _READINGS), _foreign(nvml, handle, ours)]
+    others = cores(ours)
+    return [[now, name, *(read(nvml, handle) for read in _READINGS), _foreign(nvml, handle, ours), others]
             for name, handle in handles]  # fmt: skip
+
+
+class OtherCores:
+    """How many of the machine's cores other programs have used since it was asked last."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float, dict[int, float]] | None = None
+
+    def __call__(self, ours: set[int]) -> float | None:
+        """Cores' worth of time, 0.01 the finest; None for the first question, to which there is no before.
+
+        Args:
+            ours: ids of our own processes.
+        """
+        times = psutil.cpu_times()
+        # A guest's time is in that of its user already.
+        idle = sum(getattr(times, name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+        used = {pid: seconds for pid in ours if (seconds := _cpu_seconds(pid)) is not None}
+        now = (time.monotonic(), sum(times) - idle, used)
+        before, self._before = self._before, now
+        if before is None or now[0] <= before[0]:
+            return None
+        own = sum(seconds - before[2].get(pid, seconds) for pid, seconds in used.items())
+        return round(max(0.0, now[1] - before[1] - own) / (now[0] - before[0]), 2)
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    try:
+        used = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(used.user + used.system)
 
 
 def throttle_names(bits: int) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.report import drawing
 from dcpbench.report.drawing import INK
+from dcpbench.report.packing import Bar, Packing, packing_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 COLOURS = {"baseline": "#d1750a", "dcp": "#2f81d8"}
 """Orange and blue: told apart by people who see red and green alike, on white and on black."""
 _MOST_POINTS = 1500
+_PACKING = "packing"
 _SIZE = (6.4, 3.4)
 
 
@@ -33,6 +35,7 @@ def available(analysis: Analysis) -> list[tuple[str, str]]:
         return []
     missing = {
         "lengths": not analysis.lengths,
+        _PACKING: not analysis.slowest,
         "cp_sizes": not all(case.profile and case.profile.cp_sizes for case in analysis.cases.values()),
     }
     return [(name, caption) for name, caption in CAPTIONS.items() if not missing.get(name)]
@@ -42,6 +45,8 @@ def svg(analysis: Analysis, name: str) -> str | None:
     """A picture as an `<svg>` element; None where the analysis has nothing for it."""
     if name not in dict(available(analysis)):
         return None
+    if name == _PACKING:
+        return _packing(analysis, "svg").decode()
     return drawing.svg(partial(_PICTURES[name][1], analysis), name, _SIZE)
 
 
@@ -51,9 +56,23 @@ def png(name: str) -> Callable[[Analysis], bytes | None]:
     def write(analysis: Analysis) -> bytes | None:
         if name not in dict(available(analysis)):
             return None
+        if name == _PACKING:
+            return _packing(analysis, "png")
         return drawing.png(partial(_PICTURES[name][1], analysis), name, _SIZE)
 
     return write
+
+
+def _packing(analysis: Analysis, kind: Literal["png", "svg"]) -> bytes:
+    """The slowest iteration of each case, on one axis of time."""
+    panels = [
+        Packing(
+            f"{found.case}: iteration {found.iteration} of {found.launch}, {1e3 * found.seconds:,.1f} ms",
+            [Bar(part.first_rank, part.ranks, part.start, part.end, part.ranks) for part in found.microbatches],
+        )
+        for found in analysis.slowest
+    ]
+    return packing_figure(panels, analysis.slowest[0].ranks, kind=kind, name=_PACKING)
 
 
 def _launches(analysis: Analysis, figure: Figure) -> None:
@@ -174,5 +193,8 @@ _PICTURES: dict[str, tuple[str, Callable[[Analysis, Figure], None]]] = {
     "lengths": ("Speed-up by the longest sample of the batch", _lengths),
     "cp_sizes": ("Microbatches by CP size", _cp_sizes),
 }
-CAPTIONS = {name: caption for name, (caption, _) in _PICTURES.items()}
+CAPTIONS = {
+    **{name: caption for name, (caption, _) in _PICTURES.items()},
+    _PACKING: "Packing of each case's slowest iteration; lengths of microbatches within it are shares of model FLOPs",
+}
 """Picture -> what it shows."""

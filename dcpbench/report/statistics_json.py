@@ -109,6 +109,10 @@ def document(analysis: Analysis) -> dict[str, Any]:
             "grad_norm_first_rel_diff": parity.grad_norm_first_rel_diff if parity else None,
             "gates": [{**asdict(gate), "ratio": gate.ratio} for gate in parity.gates] if parity else None,
         },
+        "slowest_iterations": [
+            {"case": found.case, "launch": found.launch, "iteration": found.iteration, "seconds": found.seconds}
+            for found in analysis.slowest
+        ],
         "layout_control": asdict(analysis.control) if analysis.control else None,
         "aligned_on": list(analysis.aligned_on),
         "launches": [_launch(launch, analysis.warmup) for launch in analysis.launches],
@@ -126,8 +130,13 @@ def document(analysis: Analysis) -> dict[str, Any]:
 
 def _launch(launch: LaunchResult, warmup: int) -> dict[str, Any]:
     known = launch.steadiness
-    steadiness = known and {**asdict(known), "outliers": [warmup + 1 + index for index in known.outliers]}
-    return {**asdict(launch), "steadiness": steadiness}
+    steadiness = known and {
+        **asdict(known),
+        "outliers": [warmup + 1 + index for index in known.outliers],
+        "excess": list(known.excess),
+    }
+    standing_out = [{**asdict(found), "causes": list(found.causes)} for found in launch.standing_out]
+    return {**asdict(launch), "steadiness": steadiness, "standing_out": standing_out}
 
 
 def _certainty(analysis: Analysis) -> dict[str, Any]:

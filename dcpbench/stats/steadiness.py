@@ -58,6 +58,8 @@ class Steadiness:
     """MSER-5: leading iterations whose removal makes the mean most certain."""
     outliers: tuple[int, ...]
     """Indices in the window of iterations that stand out; they are named and stay in the numbers."""
+    excess: tuple[float, ...] = ()
+    """How many times the launch's usual time each of `outliers` took, its batch taken out."""
 
 
 def workload_removed(
@@ -96,7 +98,9 @@ def steadiness(z: Values) -> Steadiness:
     elif max(quarters) / min(quarters) - 1 > max(_LEVELS, _chance(z)):
         label = "unstable"
     rho = _lag1(np.log(z))
-    return Steadiness(label, drift, rho, z.size * (1 - rho) / (1 + rho), _mser5(z), _outliers(z))
+    outliers = _outliers(z)
+    excess = tuple((z[list(outliers)] / np.median(z)).tolist())
+    return Steadiness(label, drift, rho, z.size * (1 - rho) / (1 + rho), _mser5(z), outliers, excess)
 
 
 def without_outliers(baseline: Values, dcp: Values, flagged: NDArray[np.bool_]) -> Values:

@@ -97,6 +97,8 @@ def record(iteration: int, seconds: float = 1.0, **values: Any) -> IterationReco
         "scheduling_seconds": 0.001,
         "microbatches": 2,
         "cp_sizes": {1: 2, 4: 1},
+        "jobs": (0, 4, 400, 90_000, 0, 1, 300, 60_000, 1, 1, 350, 50_000),
+        "ended": 1_780_000_000.0 + 10 * iteration,
         "batch_digest": f"{iteration:016x}",
         "peak_memory_bytes": 2**20,
     }

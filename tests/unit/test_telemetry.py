@@ -81,7 +81,7 @@ def test_foreign_processes_are_counted_only_where_ours_are_recognised(
     pids: tuple[int, ...], expected: int | None
 ) -> None:
     nvml = FakeNvml(pids=pids)
-    assert sample(nvml, [("0", "gpu0")], lambda: {7})[0][-1] == expected
+    assert sample(nvml, [("0", "gpu0")], lambda: {7})[0][COLUMNS.index("foreign_processes")] == expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dcpbench import report
 from dcpbench.analysis import analyze_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PICTURES = {"launches.png", "iterations.png", "loss.png", "lengths.png", "cp_sizes.png"}
+PICTURES = {"launches.png", "iterations.png", "loss.png", "lengths.png", "cp_sizes.png", "packing.png"}
 
 
 class Page(HTMLParser):
