@@ -17,7 +17,7 @@ from dcpbench.plan import Launch
 from dcpbench.worker import lockstep, loss
 from dcpbench.worker.__main__ import run
 
-SOUND = loss.plain_losses_and_gradient
+SOUND = loss.losses_and_gradient
 MEASURE = lockstep.measure
 
 
@@ -29,7 +29,7 @@ def scaled(logits: Tensor, labels: Tensor, losses: Tensor) -> None:
 
 def faulty(fault: str, trainer: Any, launch: Launch, case: str, *others: Any) -> Any:
     wrong = case == "dcp"
-    loss.plain_losses_and_gradient = scaled if wrong and fault == "scale" else SOUND
+    loss.losses_and_gradient = scaled if wrong and fault == "scale" else SOUND
     found = MEASURE(trainer, launch, case, *others)
     if wrong and fault == "gradient":
         trainer.model.output.weight.main_grad.mul_(2.0)
