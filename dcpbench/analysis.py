@@ -82,6 +82,8 @@ class Analysis:
     """What iteration times were divided by before their steadiness was looked at."""
     slowest: tuple[SlowestIteration, ...] = ()
     """Of each case its slowest measured iteration; empty unless the records hold their plans."""
+    provenance: tuple[tuple[str, str], ...] = ()
+    """(what, value) of the run's manifest, for reports to repeat; see `manifest_summary.py`."""
     parity: Parity | None = None
     control: LayoutControl | None = None
     aligned_on: tuple[str, ...] = ()

@@ -27,9 +27,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hashes(folder: Path) -> dict[str, dict[str, Any]]:
-    """`sha256` and `bytes` of every file, by name."""
-    return {name: {"sha256": sha256(path), "bytes": path.stat().st_size} for name, path in files(folder)}
+def hashes(folder: Path, under: str = "") -> dict[str, dict[str, Any]]:
+    """`sha256` and `bytes` of every file, or of those in the folder `under`, by name."""
+    return {
+        name: {"sha256": sha256(path), "bytes": path.stat().st_size}
+        for name, path in files(folder)
+        if not under or name.startswith(f"{under}/")
+    }
 
 
 def changed(folder: Path, listed: Mapping[str, Any]) -> Iterator[str]:

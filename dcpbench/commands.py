@@ -11,12 +11,23 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dcpbench import campaign, config, environment, launch, plan, preflight, progress, resources, runfolder
+from dcpbench import (
+    campaign,
+    config,
+    environment,
+    launch,
+    manifest_summary,
+    plan,
+    preflight,
+    progress,
+    resources,
+    runfolder,
+)
 from dcpbench import manifest as provenance
 from dcpbench.config import ResolvedSpec
 from dcpbench.data.prepare import prepare
@@ -76,8 +87,10 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
         display.phase("analysing")
         try:
             result = analysis.analyze_run(path)
-            reports.write(result, folder.analysis)
-            provenance.write(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
+            # The report repeats some of the manifest, and the manifest holds the hashes of the report.
+            whole = provenance.build(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
+            reports.write(replace(result, provenance=manifest_summary.summary(whole)), folder.analysis)
+            provenance.store(path, whole)
         except DcpbenchError as error:
             raise (failure or error) from None
         display.note(f"the run folder is {path}")
@@ -161,7 +174,7 @@ def analyze_run(
         warmup=warmup,
         decision=_decision(stored.decision, decision),
     )
-    reports.write(result, folder.analysis)
+    reports.write(replace(result, provenance=manifest_summary.of_run(path)), folder.analysis)
     if not analyze_only:
         provenance.refresh_results(path, _statistics(result))
     _show(result, as_json)
@@ -255,7 +268,7 @@ def show_report(path: Path, *, format: str, as_json: bool) -> int:
     from dcpbench import report as reports  # noqa: PLC0415
 
     folder = runfolder.existing(path)
-    result = analysis.analyze_run(path)
+    result = replace(analysis.analyze_run(path), provenance=manifest_summary.of_run(path))
     for file in reports.write(result, folder.analysis):
         sys.stderr.write(f"dcpbench: wrote {file}\n")
     if format == "text" or as_json:

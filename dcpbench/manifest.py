@@ -23,7 +23,7 @@ from dcpbench.config import ResolvedSpec
 from dcpbench.errors import LogError
 from dcpbench.gpus import GpuSurvey
 from dcpbench.launched import launches, loaded_versions
-from dcpbench.manifest_schema import SCHEMA_VERSION, Manifest
+from dcpbench.manifest_schema import SCHEMA_VERSION, Artifact, Manifest
 from dcpbench.megatron import probe
 from dcpbench.megatron.environment import settings as megatron_settings
 from dcpbench.redact import allowed_environment, redact_value
@@ -80,6 +80,14 @@ def build(
     return Manifest.model_validate(redact_value(_finite(content)))
 
 
+def store(folder: Path, manifest: Manifest) -> Manifest:
+    """Write a manifest that was built before its run's reports: their hashes are taken now."""
+    kept = {name: item for name, item in manifest.artifacts.items() if not name.startswith("analysis/")}
+    whole = manifest.model_copy(update={"artifacts": kept | _analysis_artifacts(folder)})
+    _store(folder, whole)
+    return whole
+
+
 def write(
     folder: Path,
     resolved: ResolvedSpec,
@@ -92,6 +100,11 @@ def write(
     manifest = build(folder, resolved, results, environ=environ, gpus=gpus)
     _store(folder, manifest)
     return manifest
+
+
+def _analysis_artifacts(folder: Path) -> dict[str, Artifact]:
+    fresh = artifacts.hashes(folder, under="analysis")
+    return {name: Artifact.model_validate(item) for name, item in fresh.items()}
 
 
 def read(folder: Path) -> Manifest:

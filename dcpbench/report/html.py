@@ -54,6 +54,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
         yield table(wording.profile_columns(analysis), wording.profile_rows(analysis))
     if rows := wording.setup_rows(analysis):
         yield section("What it stood on") + table(("", *analysis.cases), rows)
+    if analysis.provenance:
+        yield section("From the manifest") + table(("", ""), analysis.provenance, kind="facts")
     yield (
         "<footer>Tokens are real tokens: padding is left out of every rate. <code>statistics.json</code> beside this "
         "page holds all figures unrounded, <code>aligned.parquet</code> every iteration, <code>manifest.json</code> of "

@@ -63,6 +63,9 @@ def _sections(analysis: Analysis) -> Iterator[str]:
     if analysis.profiles:
         yield "## Where the time goes"
         yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))
+    if analysis.provenance:
+        yield "## From the manifest"
+        yield _table(("", ""), analysis.provenance)
     yield "## Where the numbers come from"
     yield _list(_provenance(analysis))
 

@@ -39,6 +39,8 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
 th, td { padding: .28rem .8rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
 td:not(:first-child) { white-space: nowrap; }
 th { color: var(--dim); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
+.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; } .facts thead { display: none; }
+.facts td:first-child { min-width: 9rem; color: var(--dim); overflow-wrap: normal; }
 footer { margin-top: 3rem; color: var(--dim); font-size: .9rem; }
 @media print { :root { --ink: #000; --dim: #444; --page: #fff; --card: #f4f4f4; --rule: #bbb; --good: #12703a;
   --bad: #b3261e; --warn: #7a5200; } body { font-size: 11pt; max-width: none; padding: 0; } }
@@ -86,11 +88,15 @@ def bullets(lines: Sequence[str], kind: str) -> str:
     return f'<ul class="{kind}">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain cells that scrolls sideways where the page is narrow."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of plain cells that scrolls sideways where the page is narrow.
+
+    `kind` is its class: `facts` for a name and a long value, which is broken into lines instead.
+    """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    named = f' class="{kind}"' if kind else ""
+    return f'<div class="wide"><table{named}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def picture(svg: str, caption: str, kind: str = "") -> str:
