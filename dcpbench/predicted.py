@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import cost_profiles, hostlead, schedulers
+from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.dcp.costs import CostModel, squares_of
+from dcpbench.dcp.hostlead import Timeline
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingRule, Scheduler
 from dcpbench.errors import DataError, ScheduleError, SpecError
 from dcpbench.runfolder import RunFolder
@@ -66,18 +67,29 @@ class PlannedIteration:
             np.array([sum(squares_of(lengths[i], job.size) for i in job.samples) for job in jobs], np.float64),
         )
 
-    def makespan(self, cost: CostModel) -> float:
-        """Seconds until the last rank is done: as `simulation.simulate` has it, but for hosts that get ahead.
-
-        See `dcp/hostlead.py`; without a floor in the cost model both are the same.
-        """
+    def times(self, cost: CostModel) -> tuple[list[float], list[float]]:
+        """(seconds on the device, seconds of the host) of each job."""
         device = replace(cost, floor=0.0, floor_shared=0.0)
         times = np.empty(len(self.first))
         for size in np.unique(self.size):
             own = self.size == size
             times[own] = device.times(int(size), self.tokens[own], self.squares[own])
-        host = np.where(self.size > 1, cost.floor_shared, cost.floor)
-        return hostlead.makespan(self.ranks, self.first, self.size.tolist(), times.tolist(), host.tolist())
+        return times.tolist(), np.where(self.size > 1, cost.floor_shared, cost.floor).tolist()
+
+
+def iteration_times(iterations: Sequence[PlannedIteration], cost: CostModel) -> NDArray[np.float64]:
+    """Seconds of the microbatches of consecutive iterations, shape (iterations,); see `dcp/hostlead.py`.
+
+    Without a floor in the cost model they are the makespans of `simulation.simulate`.
+    """
+    if not iterations:
+        return np.zeros(0)
+    timeline = Timeline(iterations[0].ranks)
+    # The first one is not the first of its launch: the host was ahead when it began.
+    seconds = [
+        timeline.iteration(one.first, one.size.tolist(), *one.times(cost)) for one in (iterations[0], *iterations)
+    ]
+    return np.array(seconds[1:])
 
 
 def scheduler_of(spec: Spec, case: str, cost: CostModel | None) -> Scheduler:
@@ -136,8 +148,8 @@ def add_predictions(result: Analysis, folder: Path, spec: Spec) -> Analysis:
         for case in CASES:
             measured = result.aligned.of_case(case, "seconds", result.warmup)
             assert measured is not None, "alignment refuses records without times"
-            found = planned(spec, case, stream, profile.cost, window)
-            seconds = np.array([one.makespan(profile.cost) for one in found]) + profile.iteration_seconds
+            executed = list(planned(spec, case, stream, profile.cost, window))
+            seconds = iteration_times(executed, profile.cost) + profile.iteration_seconds
             cases[case] = replace(
                 cases[case], predicted=compare(profile.basis, seconds, measured[:, : len(window)].astype(np.float64))
             )

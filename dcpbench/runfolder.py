@@ -147,7 +147,10 @@ def describe(folder: RunFolder, spec: Spec, launches: list[Launch]) -> None:
     """Write `spec.yaml`, `plan.json` and, where the launches have a cost profile, `costs.json`."""
     folder.path.mkdir(parents=True, exist_ok=True)
     write_text(folder.spec, config.write_yaml(spec))
-    plan = [{**launch.model_dump(mode="json", exclude={"spec", "costs", "calibration"}), "argv": torchrun(launch)} for launch in launches]
+    plan = [
+        {**launch.model_dump(mode="json", exclude={"spec", "costs", "calibration"}), "argv": torchrun(launch)}
+        for launch in launches
+    ]
     text = json.dumps({"schema_version": 1, "launches": redact_value(plan)}, indent=2, allow_nan=False)
     write_text(folder.plan, text + "\n")
     if launches and launches[0].costs is not None:

@@ -30,7 +30,7 @@ from dcpbench.gpus import survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import Listener
 from dcpbench.plan import Launch
-from dcpbench.predicted import PlannedIteration, planned, profile_of, scheduler_of
+from dcpbench.predicted import PlannedIteration, iteration_times, planned, profile_of, scheduler_of
 from dcpbench.runfolder import RunFolder, write_bytes, write_text
 from dcpbench.spec import Spec
 
@@ -168,7 +168,7 @@ def samples_of(chosen: Sequence[Point], timings: Timings, padding: PaddingRule) 
 
 def iteration_of(profile: CostProfile, executed: Sequence[PlannedIteration], measured: refit.Floats) -> Iteration:
     """What the executed iterations took beyond their predicted microbatches: the median, at least 0."""
-    makespans = np.array([one.makespan(profile.cost) for one in executed])
+    makespans = iteration_times(executed, profile.cost)
     seconds = max(0.0, float(np.median(measured - makespans)))
     errors = np.abs((makespans + seconds) / measured - 1)
     return Iteration(seconds=seconds, iterations=len(executed), mape=float(errors.mean()))

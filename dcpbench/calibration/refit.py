@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from dcpbench.dcp.costs import CostModel, Link
-from dcpbench.predicted import PlannedIteration
+from dcpbench.predicted import PlannedIteration, iteration_times
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def refit(cost: CostModel, iteration_seconds: float, iterations: Sequence[Planne
     Args:
         cost: what to start from, and stay near to.
         iteration_seconds: what an iteration takes beside its microbatches, so far as known.
-        iterations: at least eight.
+        iterations: at least eight, in the order in which they were executed.
         measured: their seconds, shape (iterations,).
 
     Raises:
@@ -54,14 +54,14 @@ def refit(cost: CostModel, iteration_seconds: float, iterations: Sequence[Planne
     """
     if len(iterations) < 8:
         raise ValueError("a refit needs at least eight measured iterations")
-    used, held = range(0, len(iterations), 2), range(1, len(iterations), 2)
+    used, held = slice(0, None, 2), slice(1, None, 2)
     names = [
         name for name in ("base", "token", "square", "floor", "floor_shared", "overlap") if getattr(cost, name) > 0
     ]
     shared = any(bool((one.size > 1).any()) for one in iterations)
     names = [name for name in names if shared or name not in ("floor_shared", "overlap")]
     # A constant that is not known yet may be anything up to what the model leaves of the iterations.
-    rest = measured[used] - np.array([iterations[i].makespan(cost) for i in used])
+    rest = (measured - iteration_times(iterations, cost))[used]
     constant = iteration_seconds or max(0.01 * float(np.median(measured)), float(np.median(rest)))
 
     def changed(logs: Floats) -> tuple[CostModel, float]:
@@ -75,24 +75,20 @@ def refit(cost: CostModel, iteration_seconds: float, iterations: Sequence[Planne
 
     def residuals(logs: Floats) -> Floats:
         model, seconds = changed(logs)
-        errors = _errors(model, seconds, [iterations[i] for i in used], measured[used])
+        errors = ((iteration_times(iterations, model) + seconds) / measured - 1)[used]
         return np.concatenate([errors / MISS / np.sqrt(len(errors)), logs / FREEDOM])
 
     count = len(names) + shared + 1
     found = least_squares(residuals, np.zeros(count), loss="soft_l1", diff_step=[1e-4] * count, max_nfev=60)
     model, seconds = changed(found.x)
-    judged = [iterations[i] for i in held]
-    after = np.abs(_errors(model, seconds, judged, measured[held]))
+    before = np.abs((iteration_times(iterations, cost) + iteration_seconds) / measured - 1)[held]
+    errors = np.abs((iteration_times(iterations, model) + seconds) / measured - 1)
     return Refit(
         cost=model,
         iteration_seconds=seconds,
         iterations=len(iterations),
-        before=float(np.abs(_errors(cost, iteration_seconds, judged, measured[held])).mean()),
-        after=float(after.mean()),
-        p95=float(np.quantile(after, 0.95)),
-        fitted=float(np.abs(_errors(model, seconds, [iterations[i] for i in used], measured[used])).mean()),
+        before=float(before.mean()),
+        after=float(errors[held].mean()),
+        p95=float(np.quantile(errors[held], 0.95)),
+        fitted=float(errors[used].mean()),
     )
-
-
-def _errors(cost: CostModel, constant: float, iterations: Sequence[PlannedIteration], measured: Floats) -> Floats:
-    return np.array([one.makespan(cost) + constant for one in iterations]) / measured - 1

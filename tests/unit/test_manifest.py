@@ -83,7 +83,7 @@ def test_everything_that_the_product_promises(tmp_path: Path) -> None:
         "id": "01-dcp", "case": "dcp", "pair": 1, "started": "", "ended": "", "status": "completed", "exit_code": 0,
         "reason": None,
         "worker": {"device": "cpu", "dtype": None, "attention": "collective/sdpa", "scheduler": None, "padding": None,
-                   "capacity": None, "cp_sizes": [1, 4], "parameters": None, "group_memory_bytes": None},
+                   "capacity": None, "costs": None, "cp_sizes": [1, 4], "parameters": None, "group_memory_bytes": None},
     }  # fmt: skip
     assert content["topology"]["domain_size"] == 4
     assert content["machine"]["os"]["system"]

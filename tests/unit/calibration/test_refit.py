@@ -11,7 +11,7 @@ from dcpbench.calibration.refit import refit
 from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import Domain
-from dcpbench.predicted import PlannedIteration, compare
+from dcpbench.predicted import PlannedIteration, compare, iteration_times
 
 
 def iterations(count: int = 24) -> list[PlannedIteration]:
@@ -27,7 +27,7 @@ def iterations(count: int = 24) -> list[PlannedIteration]:
 
 def measured(executed: list[PlannedIteration], truth: CostModel, constant: float, noise: float = 0.0) -> np.ndarray:
     random = np.random.default_rng(7)
-    return np.array([(one.makespan(truth) + constant) * float(np.exp(random.normal(0, noise))) for one in executed])
+    return (iteration_times(executed, truth) + constant) * np.exp(random.normal(0, noise, len(executed)))
 
 
 def test_coefficients_that_are_off_come_closer() -> None:
