@@ -85,8 +85,8 @@ def run(launch: Launch) -> None:
     schedulers = {case: scheduler_of(spec, case, cost) for case in cases_of(launch)}
     sizes = sorted({size for scheduler in schedulers.values() for size in scheduler.group_sizes()})
     # Only Transformer Engine communicates through a process group for each block; in an order that all ranks share.
-    groups_of = [block for scheduler in schedulers.values() for block in scheduler.groups()]
-    blocks = list(dict.fromkeys(groups_of)) if transport == "te" else []
+    wanting = schedulers.values() if transport == "te" else ()
+    blocks = list(dict.fromkeys(block for scheduler in wanting for block in scheduler.groups()))
 
     timeout = timedelta(seconds=spec.launches.collective_timeout)
     if device.type == "cpu" and Path("/sys/class/net/lo").exists():
