@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from dcpbench.dcp import schedulers
 from dcpbench.dcp.costs import CostModel, Link, lower_bound
-from dcpbench.dcp.prediction import Prediction, predict
-from dcpbench.dcp.simulation import Execution
+from dcpbench.dcp.prediction import Machine, Prediction, Timeline, predict
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingPolicy, Scheduler
 from dcpbench.errors import ScheduleError
 from dcpbench.timelimit import OutOfTime, at_most
@@ -105,7 +104,7 @@ class Evaluated:
     setting: Setting
     predictions: tuple[Prediction, ...]
     planning_seconds: float
-    first: tuple[BatchPlan, Execution]
+    first: tuple[BatchPlan, Timeline]
     """Of the first batch, for the picture."""
 
 
@@ -139,19 +138,20 @@ def make(setting: Setting, ground: Ground) -> Scheduler:
 def evaluate(setting: Setting, ground: Ground, limit: float) -> Evaluated | Refusal:
     """Plan and predict every batch, in at most `limit` seconds of planning."""
     predictions: list[Prediction] = []
-    first: tuple[BatchPlan, Execution] | None = None
+    first: tuple[BatchPlan, Timeline] | None = None
     spent = 0.0
     try:
         scheduler = make(setting, ground)
         _warm(scheduler)
+        ranks = Machine(ground.ranks, ground.cost)
         for lengths in ground.batches:
             started = time.perf_counter()
             with at_most(limit - spent):
                 plan = scheduler.plan(lengths)
             spent += time.perf_counter() - started
-            found, execution = predict(plan, lengths, scheduler.padding, ground.cost)
-            predictions.append(found)
-            first = first or (plan, execution)
+            times = ranks.execute(plan, lengths, scheduler.padding)
+            predictions.append(predict(plan, lengths, scheduler.padding, times))
+            first = first or (plan, times)
     except ScheduleError as error:
         return Refusal(setting, str(error))
     except OutOfTime:

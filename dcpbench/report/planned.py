@@ -196,10 +196,10 @@ def panels(comparison: Comparison) -> list[Packing]:
 
 
 def _panel(one: Evaluated, limit: float) -> Packing:
-    plan, execution = one.first
+    plan, times = one.first
     bars = [
         Bar(job.first_rank, job.size, start, finish, job.size)
-        for job, start, finish in zip(plan.jobs, execution.starts, execution.finishes, strict=True)
+        for job, start, finish in zip(plan.jobs, times.starts, times.finishes, strict=True)
     ]
     return Packing(f"{one.setting.label}: {one.predictions[0].idle_share:.0%} idle", bars, limit)
 
