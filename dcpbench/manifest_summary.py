@@ -42,7 +42,10 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "ranks", f"{top.world_size} on {nodes}: TP {top.tp}, CP of the baseline {top.cp}, PP {top.pp}, DP {top.dp}"
     yield "GPUs", _gpus(machine)
     yield "CPU", _cpu(machine)
-    yield "operating system", " ".join(str(word) for word in (machine.get("os") or {}).values() if word)
+    # By name: keys are in another order once the manifest has been stored.
+    system = machine.get("os") or {}
+    yield "operating system", " ".join(str(system[name]) for name in ("system", "release", "architecture")
+                                       if system.get(name))  # fmt: skip
     yield (
         "versions that the launches loaded",
         ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.workers.items())),
@@ -52,7 +55,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "tokenizer", _named(manifest.tokenizer)
     yield "checkpoint", _named(manifest.checkpoint)
     seeds = controls.get("seeds") or {}
-    yield "seeds", ", ".join(f"{name} {seed}" for name, seed in seeds.items() if seed is not None)
+    yield "seeds", ", ".join(f"{name} {seed}" for name, seed in sorted(seeds.items()) if seed is not None)
     determinism = controls.get("determinism") or {}
     yield "deterministic kernels asked for", "yes" if determinism.get("deterministic") else "no"
     environment = controls.get("environment") or {}

@@ -38,12 +38,21 @@ svg { display: block; width: 100%; height: auto; color: var(--dim); }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { padding: .28rem .8rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
 td:not(:first-child) { white-space: nowrap; }
+@media screen and (max-width: 40rem) { table { font-size: .85rem; } th, td { padding-right: .5rem; }
+  td:not(:first-child) { white-space: normal; } }
+td.whole.whole { white-space: nowrap; }
 th { color: var(--dim); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 .facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; } .facts thead { display: none; }
 .facts td:first-child { min-width: 9rem; color: var(--dim); overflow-wrap: normal; }
 footer { margin-top: 3rem; color: var(--dim); font-size: .9rem; }
 @media print { :root { --ink: #000; --dim: #444; --page: #fff; --card: #f4f4f4; --rule: #bbb; --good: #12703a;
-  --bad: #b3261e; --warn: #7a5200; } body { font-size: 11pt; max-width: none; padding: 0; } }
+  --bad: #b3261e; --warn: #7a5200; }
+  @page { margin: 14mm; }
+  body { font-size: 9.5pt; max-width: none; padding: 0; } p, .cautions li { max-width: none; }
+  h1 { font-size: 15pt; } h2 { font-size: 12pt; margin-top: 1.4rem; break-after: avoid; } .big { font-size: 24pt; }
+  .answer, tr { break-inside: avoid; } .figures { grid-template-columns: 1fr 1fr; gap: 1rem; margin-top: 1rem; }
+  .wide { overflow: visible; break-inside: auto; } table { font-size: 8.5pt; }
+  th, td { padding: .15rem .6rem .15rem 0; } footer { font-size: 8.5pt; } }
 """
 
 
@@ -94,9 +103,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "")
     `kind` is its class: `facts` for a name and a long value, which is broken into lines instead.
     """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     named = f' class="{kind}"' if kind else ""
     return f'<div class="wide"><table{named}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    # A browser breaks lines behind a hyphen, and 5.4e-09 is one word.
+    whole = ' class="whole"' if "-" in text and len(text) < 20 and " " not in text else ""
+    return f"<td{whole}>{escape(text)}</td>"
 
 
 def picture(svg: str, caption: str, kind: str = "") -> str:
