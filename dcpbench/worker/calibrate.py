@@ -18,6 +18,7 @@ from dcpbench.dcp.packing import RankPack, pack_rank
 from dcpbench.dcp.timings import FILE, Calibration, Point, Timing, Timings
 from dcpbench.dcp.workload import PaddingRule
 from dcpbench.worker.batches import stage
+from dcpbench.worker.clock import mark, seconds_between
 from dcpbench.worker.loop import forward_backward
 from dcpbench.worker.memory import out_of_memory, settle
 from dcpbench.worker.model import GPT
@@ -25,6 +26,8 @@ from dcpbench.worker.model import GPT
 BURST_SECONDS, MOST_IN_BURST = 0.1, 4
 """Short microbatches are timed several in a row, as training runs them: the host queues one while the device works
 on another, so their time is that of whichever is slower."""
+LED_SECONDS = 0.25
+"""Shorter microbatches are timed behind one that is not: a device that begins idle waits for its first kernels."""
 LEAST_REPETITIONS, MOST_REPETITIONS = 2, 7
 
 
@@ -86,41 +89,40 @@ class Timer:
         return packs
 
     def _time(self, point: Point, pack: RankPack | None, share: float) -> Timing:
-        self._burst(point, pack, 1)  # compiles kernels and grows the allocator
-        once = self._agreed(self._burst(point, pack, 1))
+        self._burst(point, pack, 1, 0)  # compiles kernels and grows the allocator
+        once = self._agreed(self._burst(point, pack, 1, 0))
+        lead = int(once < LED_SECONDS)
         burst = int(min(max(round(BURST_SECONDS / once), 1), MOST_IN_BURST))
-        repetitions = int(min(max(share / (burst * once), LEAST_REPETITIONS), MOST_REPETITIONS))
-        own = [once] if burst == 1 else []
+        repetitions = int(min(max(share / ((burst + lead) * once), LEAST_REPETITIONS), MOST_REPETITIONS))
+        own = [] if lead else [once]
         while len(own) < repetitions:
-            own.append(self._burst(point, pack, burst) / burst)
+            own.append(self._burst(point, pack, burst, lead) / burst)
         low, median, high = np.percentile(own, (25, 50, 75)).tolist()
         slowest = self._agreed(median)
         return Timing(seconds=slowest, repetitions=repetitions, spread=self._agreed((high - low) / 2 / median))
 
-    def _burst(self, point: Point, pack: RankPack | None, count: int) -> float:
-        """Seconds of `count` microbatches in a row on this rank, from when all ranks are ready."""
+    def _burst(self, point: Point, pack: RankPack | None, count: int, lead: int) -> float:
+        """Seconds of `count` microbatches in a row on this rank, after `lead` others that begin when all are ready."""
         staged = []
         if pack is not None:
             first = self._first(point.size)
             assert first is not None
             group = self._groups.of(first, point.size)
             # An attention serves one microbatch; batches are prepared ahead in training, too.
-            staged = [stage(pack, group, self._attention, self._device) for _ in range(count)]
+            staged = [stage(pack, group, self._attention, self._device) for _ in range(lead + count)]
         dist.all_reduce(torch.ones(1, device=self._device))
-        self._wait()
-        start = time.perf_counter()
-        for each in staged:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        begin = mark(self._device)
+        for number, each in enumerate(staged):
+            if number == lead:
+                begin = mark(self._device)
             forward_backward(self._model, each, None)
-        self._wait()
         # A rank without a group takes no time, which is never the slowest.
-        return max(time.perf_counter() - start, 1e-9)
+        return max(seconds_between(begin, mark(self._device)), 1e-9)
 
     def _agreed(self, value: float) -> float:
         """The greatest of all ranks' values, for decisions that all must make alike."""
         shared = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return float(shared.item())
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
