@@ -23,6 +23,11 @@ FIXED = "dp_balanced"
 """The scheduler of fixed CP, over which speed-ups are given."""
 
 
+_FEW = 64
+_COMPILING = 120.0
+"""Seconds that compiling may take; interrupted halfway, it would have to be done again."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What one row of a plan report is about. `capacity` in tokens per rank."""
@@ -142,7 +147,7 @@ def evaluate(setting: Setting, ground: Ground, limit: float) -> Evaluated | Refu
     spent = 0.0
     try:
         scheduler = make(setting, ground)
-        _warm(scheduler)
+        _warm(scheduler, ground.batches[0])
         ranks = Machine(ground.ranks, ground.cost)
         for lengths in ground.batches:
             started = time.perf_counter()
@@ -161,10 +166,10 @@ def evaluate(setting: Setting, ground: Ground, limit: float) -> Evaluated | Refu
     return Evaluated(setting, tuple(predictions), spent, first)
 
 
-def _warm(scheduler: Scheduler) -> None:
-    """Plan a single token, so that what a scheduler compiles on its first plan does not count as planning."""
-    with suppress(ScheduleError):
-        scheduler.plan((1,))
+def _warm(scheduler: Scheduler, lengths: Sequence[int]) -> None:
+    """Plan a few samples, so that what a scheduler compiles on its first plan does not count as planning."""
+    with suppress(ScheduleError), at_most(_COMPILING):
+        scheduler.plan(lengths[:_FEW])
 
 
 def bounds(ground: Ground, settings: Iterable[Setting]) -> tuple[float, ...]:

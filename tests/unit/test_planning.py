@@ -84,7 +84,7 @@ def test_an_unknown_scheduler_is_no_refusal_but_an_error() -> None:
 @dataclass(frozen=True)
 class Endless(DpBalanced):
     def plan(self, lengths: Sequence[int]) -> BatchPlan:
-        while len(lengths) > 1:
+        while len(lengths) > 64:
             pass
         return super().plan(lengths)
 
@@ -92,10 +92,11 @@ class Endless(DpBalanced):
 def test_a_scheduler_that_does_not_finish_is_skipped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(schedulers.SCHEDULERS, "endless", Endless.create)
     slow = Setting("endless", 2048, 4, 1)
-    found = planning.compare([slow, LAMINAR], FIXED, ground(), limit=0.2)
-    assert [row.setting for row in found.rows] == [LAMINAR]
+    long = ground(batches=((500,) * 80, (600,) * 80))
+    found = planning.compare([slow, DYNAMIC], FIXED, long, limit=1.0)
+    assert [row.setting for row in found.rows] == [DYNAMIC]
     assert found.refusals == (
-        Refusal(slow, "skipped: it had planned 0 of 2 batches within the time limit of 0.2 s (--time-limit)"),
+        Refusal(slow, "skipped: it had planned 0 of 2 batches within the time limit of 1 s (--time-limit)"),
     )
 
 
