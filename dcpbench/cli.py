@@ -8,13 +8,30 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dcpbench import __version__
+from dcpbench.cli_options import (
+    AnalyzeOnly,
+    Atol,
+    CheckParity,
+    Compared,
+    Debug,
+    Decide,
+    Format,
+    Json,
+    MinSpeedup,
+    Order,
+    Overrides,
+    Rtol,
+    RunPath,
+    Shown,
+    SpecFile,
+    complete_spec,
+)
 from dcpbench.errors import DcpbenchError, ExitCode, UsageError
 
 _HELP = """How much faster is dynamic context parallelism than fixed, and does the loss stay the same?
@@ -45,80 +62,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Order(StrEnum):
-    """Values of `--order`."""
-
-    balanced = "balanced"
-    baseline_first = "baseline_first"
-    dcp_first = "dcp_first"
-
-
-class Format(StrEnum):
-    """Values of `--format`."""
-
-    auto = "auto"
-    native = "native"
-    megatron = "megatron"
-
-
-class Shown(StrEnum):
-    """Values of `--format` of `report`."""
-
-    text = "text"
-    junit = "junit"
-    github = "github"
-    summary = "summary"
-
-
-def _complete_spec(incomplete: str) -> list[str]:
-    from dcpbench import resources  # noqa: PLC0415 - only where the shell asks
-
-    try:
-        names = [path.stem for path in resources.configs()]
-    except DcpbenchError:
-        names = []
-    return [name for name in names if name.startswith(incomplete)]
-
-
-SpecFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SPEC", help="A spec file (YAML), or the name of one that is shipped.", autocompletion=_complete_spec
-    ),
-]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Overrides = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Set a field of the spec; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (or DCPBENCH_DEBUG=1).")]
-Atol = Annotated[
-    float | None, typer.Option("--loss-atol", envvar="LOSS_ATOL", show_envvar=True, help="Absolute loss tolerance.")
-]
-Rtol = Annotated[
-    float | None, typer.Option("--loss-rtol", envvar="LOSS_RTOL", show_envvar=True, help="Relative loss tolerance.")
-]
-CheckParity = Annotated[
-    bool | None,
-    typer.Option(
-        "--check-loss-parity/--no-check-loss-parity",
-        envvar="CHECK_LOSS_PARITY",
-        show_envvar=True,
-        help="Whether a finite loss out of tolerance fails.",
-    ),
-]
-MinSpeedup = Annotated[
-    float | None,
-    typer.Option(
-        "--min-speedup", metavar="X", help="Fail unless the lower end of the 95 % interval of the speed-up reaches X."
-    ),
-]
-Decide = Annotated[
-    bool, typer.Option("--decide", help="End with exit code 3 unless it is decided which case is faster, or neither.")
-]
-AnalyzeOnly = Annotated[
-    bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", show_envvar=True, help="Leave the manifest as it is.")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -270,7 +213,7 @@ def manifest(
 @app.command()
 def check(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC]", help="A spec file.", autocompletion=_complete_spec)
+        Path | None, typer.Argument(metavar="[SPEC]", help="A spec file.", autocompletion=complete_spec)
     ] = None,
     overrides: Overrides = [],  # noqa: B006
     json: Json = False,
@@ -366,7 +309,7 @@ def plan(
 def calibrate(
     spec: Annotated[
         Path | None,
-        typer.Argument(metavar="[SPEC]", help="The model, data and capacity to time.", autocompletion=_complete_spec),
+        typer.Argument(metavar="[SPEC]", help="The model, data and capacity to time.", autocompletion=complete_spec),
     ] = None,
     overrides: Overrides = [],  # noqa: B006
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Ranks to time on.", min=1)] = None,
@@ -391,7 +334,9 @@ def report(
     format: Annotated[
         Shown,
         typer.Option(
-            "--format", help="text; junit: XML; github: annotations of GitHub Actions; summary: short Markdown."
+            "--format",
+            help="text; markdown, html, csv, json: the file of that kind; junit: XML; github: annotations of GitHub "
+            "Actions; summary: short Markdown.",
         ),
     ] = Shown.text,
     json: Json = False,
@@ -405,19 +350,39 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to compare with.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder that is judged.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run folder to compare with; judged itself with --baseline-run.")
+    ],
+    second: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The run folder that is judged.")] = None,
+    baseline_run: Annotated[
+        Path | None,
+        typer.Option("--baseline-run", metavar="RUN", help="The run folder to compare with, for gates in CI."),
+    ] = None,
     allow: Annotated[
         list[str], typer.Option("--allow", metavar="FIELD", help="A field of the spec that may differ; repeatable.")
     ] = [],  # noqa: B006
+    format: Annotated[
+        Compared,
+        typer.Option(
+            "--format", help="text; junit: XML; github: annotations of GitHub Actions; summary: short Markdown."
+        ),
+    ] = Compared.text,
     decide: Decide = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Two finished runs side by side; fails where dcp of the second is slower."""
+    """Two finished runs side by side; fails where dcp of the judged one is slower.
+
+    `compare OLD NEW` and `compare NEW --baseline-run OLD` are the same.
+    """
     from dcpbench import commands  # noqa: PLC0415
 
-    _exit(commands.compare(first, second, allow=allow, required=decide, as_json=json))
+    if (second is None) == (baseline_run is None):
+        raise UsageError("give two run folders, or one and --baseline-run with the one to compare it with")
+    old, new = (run, second) if second is not None else (baseline_run, run)
+    assert old is not None
+    assert new is not None
+    _exit(commands.compare(old, new, allow=allow, required=decide, format=format.value, as_json=json))
 
 
 @app.command("list")
