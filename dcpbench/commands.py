@@ -262,6 +262,15 @@ def _inspect(spec: Spec, gpus: GpuSurvey) -> PreflightReport:
         return preflight.inspect(spec, environ=os.environ, stream=stream, gpus=gpus)
 
 
+_REPORT_FILES = {
+    "markdown": "report.md",
+    "html": "report.html",
+    "csv": "summary.csv",
+    "json": "statistics.json",
+}
+"""Value of `report --format` -> the file of the analysis that holds it."""
+
+
 def show_report(path: Path, *, format: str, as_json: bool) -> int:
     """Write the report files of a finished run again, from its stored records, and show the report in a format."""
     from dcpbench import analysis  # noqa: PLC0415
@@ -276,34 +285,31 @@ def show_report(path: Path, *, format: str, as_json: bool) -> int:
     else:
         from dcpbench.report import ci  # noqa: PLC0415
 
-        _out(redact(ci.FORMATS[format](result)).rstrip("\n"))
+        if format in _REPORT_FILES:
+            text = (folder.analysis / _REPORT_FILES[format]).read_text(encoding="utf-8")
+        else:
+            text = redact(ci.FORMATS[format](result))
+        _out(text.rstrip("\n"))
     return ExitCode.PASSED
 
 
-def compare(first: Path, second: Path, *, allow: Sequence[str], required: bool, as_json: bool) -> int:
+def compare(
+    first: Path, second: Path, *, allow: Sequence[str], required: bool, format: str = "text", as_json: bool
+) -> int:
     """Two finished runs side by side."""
     from dcpbench import comparison  # noqa: PLC0415
+    from dcpbench.report import compared  # noqa: PLC0415
 
     found = comparison.compare(first, second, allow=allow, required=required)
     if as_json:
         document = {"schema_version": 1, **asdict(found), "exit_code": int(found.exit_code)}
         _out(json.dumps(redact_value(document, identity=False), indent=2, allow_nan=False))
         return found.exit_code
-    rows = [
-        (
-            row.quantity,
-            f"{row.first:,.4g}" if row.first < 1000 else f"{row.first:,.0f}",
-            f"{row.second:,.4g}" if row.second < 1000 else f"{row.second:,.0f}",
-            f"{row.ratio:.3f}",
-            "-" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}",
-            row.verdict,
-        )
-        for row in found.rows
-    ]
-    dcp = next(row for row in found.rows if row.quantity.startswith("dcp"))
-    _out(f"{found.outcome.upper()}: dcp of {found.runs[1]} is {dcp.ratio:.3f} times as fast as of {found.runs[0]} "
-         f"({dcp.verdict}).")  # fmt: skip
-    _table(("", *found.runs, "second / first", "95 % interval", "verdict"), rows)
+    if format != "text":
+        _out(redact(compared.FORMATS[format](found)).rstrip("\n"))
+        return found.exit_code
+    _out(redact(compared.headline(found), identity=False))
+    _table(("", *found.runs, *compared.COLUMNS), compared.rows(found))
     for note in found.notes:
         _out(redact(f"Note: {note}"))
     return found.exit_code

@@ -46,6 +46,11 @@ class Comparison:
     outcome: str
     exit_code: ExitCode
 
+    @property
+    def dcp(self) -> Row:
+        """The row that decides."""
+        return next(row for row in self.rows if row.quantity.startswith("dcp"))
+
 
 def compare(first: Path, second: Path, *, allow: Sequence[str] = (), required: bool = False) -> Comparison:
     """Compares two run folders from their stored records.

@@ -3,6 +3,7 @@
 #
 #   bash runners/ci.sh [SPEC] [option of `dcpbench run` ...]
 #   bash runners/ci.sh quick_4xcpu
+#   BASELINE_RUN=runs/main bash runners/ci.sh quick_4xcpu  # fails as well where dcp is slower than in that run
 #   DRY_RUN=1 bash runners/ci.sh quick_4xcpu               # shows the launches and starts nothing
 #
 # Needs dcpbench on PATH. Leaves the run folder in OUTPUT_DIR (default: runs/ci) for upload as an artifact,
@@ -28,6 +29,12 @@ fi
 if ((status == 3)); then
     echo "dcpbench: inconclusive, taken as a warning" >&2
     status=0
+fi
+if ((status == 0)) && [[ -n ${BASELINE_RUN:-} ]]; then
+    dcpbench compare "$OUTPUT_DIR" --baseline-run "$BASELINE_RUN" || status=$?
+    if [[ -n ${GITHUB_STEP_SUMMARY:-} ]]; then
+        dcpbench compare "$OUTPUT_DIR" --baseline-run "$BASELINE_RUN" --format summary >>"$GITHUB_STEP_SUMMARY" || true
+    fi
 fi
 if ((status == 0)); then
     dcpbench manifest "$OUTPUT_DIR" --check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -100,6 +101,42 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(out)
     assert (document["outcome"], document["exit_code"]) == ("failed", 1)
     assert document["rows"][1]["verdict"] == "slower"
+
+
+def test_a_regression_gate_for_continuous_integration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, slower = a_run(tmp_path / "old"), a_run(tmp_path / "slower", 1.3, seed=2)
+    same = a_run(tmp_path / "same", 1.0, seed=3)
+    plain = dcpbench(capsys, "compare", old, slower)
+    assert dcpbench(capsys, "compare", slower, "--baseline-run", old) == plain
+    assert plain[0] == 1
+    assert dcpbench(capsys, "compare", same, "--baseline-run", old)[0] == 0
+    code, out, _ = dcpbench(capsys, "compare", slower, "--baseline-run", old, "--format", "junit")
+    suite = ElementTree.fromstring(out).find("testsuite")
+    assert code == 1
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert suite.find("testcase/failure") is not None
+    code, out, _ = dcpbench(capsys, "compare", same, "--baseline-run", old, "--format", "junit")
+    assert 'failures="0"' in out
+    code, out, _ = dcpbench(capsys, "compare", slower, "--baseline-run", old, "--format", "github")
+    assert (code, out.startswith("::error title=dcpbench compare::FAILED")) == (1, True)
+    code, out, _ = dcpbench(capsys, "compare", slower, "--baseline-run", old, "--format", "summary")
+    assert "| dcp tokens/s |" in out
+    assert "**FAILED: dcp of slower is 0.7" in out
+    for arguments in (("compare", old), ("compare", old, slower, "--baseline-run", same)):
+        code, _, err = dcpbench(capsys, *arguments)
+        assert code == ExitCode.USAGE
+        assert "--baseline-run" in err
+
+
+@pytest.mark.parametrize(
+    ("format", "start"), [("markdown", "# example"), ("html", "<!doctype"), ("csv", "case,metric"), ("json", "{")]
+)
+def test_every_file_of_a_report_can_be_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, start: str
+) -> None:
+    code, out, _ = dcpbench(capsys, "report", a_run(tmp_path / "a"), "--format", format)
+    assert (code, out.startswith(start)) == (0, True)
 
 
 def test_the_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from log_lines import run_folder
 
 from dcpbench import cli
 from dcpbench.analysis import Analysis, analyze_run
-from dcpbench.report import ci
+from dcpbench.report import ci, compared
 from dcpbench.spec import Decision
 
 TIMES = {"01-baseline": [1.0] * 6, "01-dcp": [0.5] * 6}
@@ -59,7 +59,8 @@ def test_a_summary_for_a_pull_request(passed: Analysis, broken: Analysis) -> Non
 
 
 def test_formats_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert {shown.value for shown in cli.Shown} == {"text", *ci.FORMATS}
+    assert {shown.value for shown in cli.Shown} == {"text", "markdown", "html", "csv", "json", *ci.FORMATS}
+    assert {shown.value for shown in cli.Compared} == {"text", *compared.FORMATS}
     folder = run_folder(tmp_path, TIMES)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["report", str(folder), "--format", "junit"])
