@@ -20,7 +20,6 @@ t never falls when a sample is added to a job: the exposed hop falls by at most 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +114,14 @@ def squares_of(length: int, size: int) -> float:
     return (length * length + rounded * rounded) / 2
 
 
+def squares_of_all(lengths: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+    """`squares_of` each of the lengths."""
+    unit = TILE * (2 * size if size > 1 else 1)
+    rounded = (-(-lengths // unit) * unit).astype(np.float64)
+    found: NDArray[np.float64] = (lengths.astype(np.float64) ** 2 + rounded**2) / 2
+    return found
+
+
 def lower_bound(
     lengths: Sequence[int],
     ranks: int,
@@ -123,44 +130,10 @@ def lower_bound(
     cost: CostModel,
     padding: PaddingRule = MINIMAL,
 ) -> float:
-    """Seconds that no plan with groups of these sizes can beat, whatever its groups, order and packing.
+    """Seconds that no plan with groups of these sizes can beat; see `dcp.bounds`, which holds it."""
+    from dcpbench.dcp import bounds  # noqa: PLC0415 - which rests on this module
 
-    The least T with sum_i min over {k: solo_i(k) <= T} of w_i(k) + base max(N, sum L / capacity) <= N T, where w is
-    rank-time without communication and `solo` the exact time of the sample alone in a job. Every rank is charged
-    one microbatch's base cost: a rank that runs none is idle for T, which is no less. `capacity` is in tokens per rank.
-    Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank.
-
-    It ignores that microbatches are whole, so it is 1 to 5 % too low for few samples.
-    """
-    array, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
-    forced = cost.base * max(float(ranks), float((array * counts).sum()) / capacity)
-    solos, works = [], []
-    for k in sizes:
-        unit = TILE * (2 * k if k > 1 else 1)
-        rounded = -(-array // unit) * unit
-        squares = (array.astype(np.float64) ** 2 + rounded.astype(np.float64) ** 2) / 2
-        multiple = padding.multiple(k)
-        tokens = -(-array // multiple) * multiple
-        solo = cost.times(k, tokens, squares)
-        solos.append(np.where(tokens <= k * capacity, solo, np.inf))
-        works.append(cost.token * tokens + cost.square * squares)
-    solo_table, work_table = np.stack(solos), np.stack(works)
-    filled = math.ceil(float((array * counts).sum()) / capacity / ranks)
-    low = max(float(solo_table.min(axis=0).max()), filled * min(cost.floor, cost.floor_shared))
-
-    def enough(limit: float) -> bool:
-        allowed = np.where(solo_table <= limit, work_table, np.inf).min(axis=0)
-        return float((allowed * counts).sum()) + forced <= ranks * limit
-
-    if enough(low):
-        return low
-    high = 2 * low
-    while not enough(high):
-        low, high = high, 2 * high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return low
+    return bounds.lower_bound(lengths, ranks, capacity, sizes, cost, padding)
 
 
 _NVLINK = Link(12e-6, 400e9)

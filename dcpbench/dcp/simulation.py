@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcpbench.dcp.costs import CostModel
-from dcpbench.dcp.workload import BatchPlan, PaddingRule
+import numpy as np
+from numpy.typing import NDArray
+
+from dcpbench.dcp.costs import CostModel, squares_of_all
+from dcpbench.dcp.workload import BatchPlan, Ints, PaddingRule
 
 
 @dataclass(frozen=True)
@@ -28,24 +31,60 @@ class Execution:
         return max(self.finishes, default=0.0)
 
 
-def simulate(plan: BatchPlan, lengths: Sequence[int], padding: PaddingRule, cost: CostModel) -> Execution:
+def job_times(
+    plan: BatchPlan, lengths: Sequence[int] | Ints, padding: PaddingRule, cost: CostModel
+) -> NDArray[np.float64]:
+    """Seconds of each job, shape (jobs,). `lengths` are real token counts."""
+    jobs = plan.arrays
+    own = np.asarray(lengths, np.int64)[jobs.samples]
+    sizes = np.repeat(jobs.size, jobs.counts)
+    tokens, squares = np.zeros(len(own), np.int64), np.zeros(len(own))
+    used = np.flatnonzero(np.bincount(jobs.size)).tolist()
+    for k in used:
+        mine = slice(None) if len(used) == 1 else sizes == k
+        tokens[mine] = padding.pad_all(own[mine], k)
+        squares[mine] = squares_of_all(own[mine], k)
+    times = np.zeros(len(jobs))
+    if len(jobs):
+        job_tokens = np.add.reduceat(tokens, jobs.starts[:-1])
+        job_squares = np.add.reduceat(squares, jobs.starts[:-1])
+        for k in used:
+            on = jobs.size == k
+            times[on] = cost.times(k, job_tokens[on], job_squares[on])
+    return times
+
+
+def busiest(plan: BatchPlan, lengths: Sequence[int] | Ints, padding: PaddingRule, cost: CostModel) -> float:
+    """The most seconds that one rank spends in its jobs: the makespan of a plan in which nobody waits."""
+    times = job_times(plan, lengths, padding, cost)
+    job, rank = plan.arrays.spread()
+    return float(np.bincount(rank, weights=times[job], minlength=plan.ranks).max())
+
+
+def simulate(plan: BatchPlan, lengths: Sequence[int] | Ints, padding: PaddingRule, cost: CostModel) -> Execution:
     """Run the plan in the model: start = the latest of the members' ready times, finish = start + job time.
 
     Jobs are taken in plan order, which every rank follows, so one pass is enough. There is no barrier
     between microbatches. `lengths` are real token counts.
     """
+    jobs = plan.arrays
+    times = job_times(plan, lengths, padding, cost).tolist()
     ready = [0.0] * plan.ranks
     busy = [0.0] * plan.ranks
     starts, finishes = [], []
     waited = 0.0
-    for job in plan.jobs:
-        own = ready[job.first_rank : job.first_rank + job.size]
-        start = max(own)
-        took = cost.job_time([lengths[sample] for sample in job.samples], job.size, padding)
-        waited = max(waited, start - min(own))
-        for rank in job.ranks:
-            ready[rank] = start + took
-            busy[rank] += took
+    for first, size, took in zip(jobs.first.tolist(), jobs.size.tolist(), times, strict=True):
+        if size == 1:
+            start = ready[first]
+            ready[first] = start + took
+            busy[first] += took
+        else:
+            end = first + size
+            own = ready[first:end]
+            start = max(own)
+            waited = max(waited, start - min(own))
+            ready[first:end] = [start + took] * size
+            busy[first:end] = [before + took for before in busy[first:end]]
         starts.append(start)
         finishes.append(start + took)
     return Execution(tuple(starts), tuple(finishes), tuple(busy), waited)
@@ -56,10 +95,11 @@ def is_laminar(plan: BatchPlan) -> bool:
 
     Along each rank the group size then never increases, and members of a group always arrive together.
     """
-    block = [(0, plan.ranks)] * plan.ranks
-    for job in plan.jobs:
-        own = (job.first_rank, job.first_rank + job.size)
-        if any(not (block[rank][0] <= own[0] and own[1] <= block[rank][1]) for rank in job.ranks):
-            return False
-        block[own[0] : own[1]] = [own] * job.size
-    return True
+    jobs = plan.arrays
+    job, rank = jobs.by_rank()
+    earlier, later = job[:-1], job[1:]
+    within = (jobs.first[earlier] <= jobs.first[later]) & (
+        jobs.first[later] + jobs.size[later] <= jobs.first[earlier] + jobs.size[earlier]
+    )
+    # A group that lies in the last group of each of its ranks lies in all earlier ones.
+    return bool((within | (rank[:-1] != rank[1:])).all())

@@ -16,24 +16,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
 
 from dcpbench.dcp.costs import H200_1B, CostModel
-from dcpbench.dcp.schedulers.laminar_search import search
-from dcpbench.dcp.schedulers.laminar_sizes import Batch, Menu, menu_sizes
+from dcpbench.dcp.ordering import stable_order
+from dcpbench.dcp.schedulers.laminar_sizes import Menu, menu_sizes
+from dcpbench.dcp.simulation import busiest, is_laminar
 from dcpbench.dcp.workload import (
     MINIMAL,
     BatchPlan,
     Domain,
-    Job,
+    Ints,
+    Jobs,
     PaddingPolicy,
     PaddingRule,
     check_capacity,
-    check_lengths,
     check_plan,
+    checked_lengths,
     usable_length,
 )
 from dcpbench.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from dcpbench.dcp.schedulers.laminar_search import Search
 
 UNALIGNED_RANKS = 8
 """The largest domain whose contiguous blocks of all sizes may each have a communicator: 36 of them."""
@@ -118,15 +125,43 @@ class Laminar:
         Raises:
             ScheduleError: a sample is too long, or there is none.
         """
+        # Only planning needs the loops, and numba takes a while to load.
+        from dcpbench.dcp.schedulers.laminar_batch import Batch  # noqa: PLC0415
+        from dcpbench.dcp.schedulers.laminar_search import Search  # noqa: PLC0415
+
         ranks = self.domain.ranks
-        checked = check_lengths(lengths, self.capacity * ranks, ranks, self.padding)
-        batch = Batch(checked, self.group_sizes(), self.capacity, self.padding, self.cost)
-        placement = search(batch, ranks, self._menus, self.budget)
-        jobs = tuple(
-            Job(job.first, job.size, tuple(batch.samples[place] for place in job.members)) for job in placement.jobs
-        )
-        plan = BatchPlan(ranks, jobs, lockstep=False)
-        check_plan(plan, checked, self.padding, self.capacity, self.group_sizes(), self._known_groups)
+        checked = checked_lengths(lengths, self.capacity * ranks, ranks, self.padding)
+        batch = Batch(checked, ranks, self.group_sizes(), self.capacity, self.padding, self.cost)
+        search = Search(batch, self._menus, self.budget)
+        search.run()
+        return self._plan_of(search, checked)
+
+    def _plan_of(self, search: Search, lengths: Ints) -> BatchPlan:
+        """The plan that a search found.
+
+        Raises:
+            ScheduleError: it breaks a rule, or is not what the search took it for: an error in dcpbench.
+        """
+        batch, best = search.batch, search.best
+        count = int(best.jobs[0])
+        job_of = np.asarray(best.job_of, np.int64)
+        starts = np.zeros(count + 1, np.int64)
+        np.cumsum(np.bincount(job_of, minlength=count), out=starts[1:])
+        sizes = np.array(batch.sizes, np.int64)[np.asarray(best.job_class[:count], np.int64)]
+        samples = batch.samples[stable_order(job_of)]
+        jobs = Jobs(np.array(best.job_first[:count], np.int64), sizes, starts, samples)
+        plan = BatchPlan(self.domain.ranks, jobs, lockstep=False)
+        check_plan(plan, lengths, self.padding, self.capacity, self.group_sizes(), self._known_groups)
+        node, first, last = self.cost.node_size, jobs.first, jobs.first + jobs.size - 1
+        if not np.where(jobs.size <= node, first // node == last // node, first % node == 0).all():
+            raise ScheduleError("laminar made a plan with a group that crosses nodes without need; report this batch")
+        if not is_laminar(plan):
+            raise ScheduleError("laminar made a plan in which ranks wait for each other; report this batch")
+        simulated = busiest(plan, lengths, self.padding, self.cost)
+        if abs(simulated - search.time) > 1e-9 * simulated:
+            raise ScheduleError(
+                f"laminar predicted {search.time:.9g} s for a plan that takes {simulated:.9g} s; report this batch"
+            )
         return plan
 
     @cached_property

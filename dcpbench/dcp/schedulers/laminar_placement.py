@@ -1,280 +1,371 @@
 """Where `laminar` puts samples whose group sizes are chosen: blocks of ranks that only ever split.
 
-A *block* is an interval of ranks that all have the same load. A job always covers a whole block, so
-its ranks arrive together; a block that is larger than a job needs is split, and the rest keeps its load.
-Samples are placed from the largest size to the smallest. Single ranks come last: their microbatches are the
-sand that levels what the larger groups left uneven.
+A *block* is an interval of ranks that all have the same load. A job always covers a whole block, so its ranks arrive
+together; a block that is larger than a job needs is split, and the rest keeps its load. Classes are placed from the
+largest size to the smallest. Single ranks come last: their microbatches level what larger groups left uneven.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import groupby
-from typing import Literal
+from dcpbench.dcp.compilation import Vector, compiled
+from dcpbench.dcp.schedulers.laminar_instance import (
+    BLOCKS,
+    JOBS,
+    RATES,
+    REMEMBERED,
+    RESERVE,
+    RESERVED,
+    STEPS,
+    STEPS_RANK,
+    STEPS_SAMPLE,
+    STEPS_SCAN,
+    STEPS_SHARED,
+    STEPS_TIME,
+    Instance,
+    Workspace,
+    device_time,
+    job_time,
+    pad,
+    squares,
+)
 
-from dcpbench.dcp.costs import TILE, squares_of
-from dcpbench.dcp.schedulers.laminar_sizes import Batch
-
-REMEMBERED = 32
-"""Microbatches of one rank that further samples of one rank may still join: those with most room."""
-
-GROUPED = 60
-"""Further steps of a sample on more than one rank."""
-SCANNED = 10
-"""Steps that rule `fit` spends on each block for each sample."""
-
-
-def steps_of(samples: int, ranks: int) -> int:
-    """What a pass counts against the search budget when all samples are for single ranks."""
-    return 20 * ranks + 40 * samples
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How samples on more than one rank find their block, and whether shorter ones top up a job that closes."""
-
-    fit: bool = False
-    """Join an open job that stays below the target, else the fullest block that does; else the least loaded."""
-    fill: Literal["all", "single", "none"] = "all"
-    """Top up with samples of every smaller size, of those meant for single ranks only, or not at all."""
+FILL_NONE, FILL_SINGLE, FILL_ALL, FILL_EVERY = 0, 1, 2, 3
+"""Top a closing job up not at all, with samples meant for single ranks, with those of every smaller size, or with those
+that are otherwise kept to the end (see RESERVE) too."""
 
 
-class OpenJob:
-    """A job that is being filled."""
+@compiled
+def sift_down(heap: Vector, keys: Vector, first: Vector, count: int, at: int, key: float) -> None:
+    """Give the block at `at` a key that is not less, and restore the heap of `count` blocks.
 
-    __slots__ = ("first", "members", "room", "size", "squares", "tokens")
-
-    def __init__(self, first: int, size: int, room: int) -> None:
-        self.first = first
-        self.size = size
-        self.room = room
-        self.tokens = 0
-        self.squares = 0.0
-        self.members: list[int] = []
-
-
-class _Block:
-    __slots__ = ("before", "first", "job", "load", "width")
-
-    def __init__(self, first: int, width: int, load: float) -> None:
-        self.first = first
-        self.width = width
-        self.load = load
-        self.before = load
-        """Load without the open job."""
-        self.job: OpenJob | None = None
+    Blocks go by key, then by first rank. `keys` are in the order of `heap`.
+    """
+    block = heap[at]
+    rank = first[block]
+    while True:
+        child = 2 * at + 1
+        if child >= count:
+            break
+        least = keys[child]
+        if child + 1 < count:
+            other = keys[child + 1]
+            if other < least or (other == least and first[heap[child + 1]] < first[heap[child]]):
+                child += 1
+                least = other
+        if key < least or (key == least and rank < first[heap[child]]):
+            break
+        heap[at], keys[at] = heap[child], least
+        at = child
+    heap[at], keys[at] = block, key
 
 
-class Placement:
-    """One pass over the batch. `jobs` in execution order and `loads` per rank, in seconds, are the result."""
+@compiled
+def sift_up(heap: Vector, keys: Vector, first: Vector, at: int, block: int, key: float) -> None:
+    """Add a block to a heap of `at` blocks."""
+    while at > 0:
+        parent = (at - 1) // 2
+        if keys[parent] < key or (keys[parent] == key and first[heap[parent]] < first[block]):
+            break
+        heap[at], keys[at] = heap[parent], keys[parent]
+        at = parent
+    heap[at], keys[at] = block, key
 
-    def __init__(self, batch: Batch, ranks: int, chosen: list[int], rules: Rules, target: float) -> None:
-        self.jobs: list[OpenJob] = []
-        self.loads = [0.0] * ranks
-        grouped = chosen.index(1) if chosen[-1] == 1 else len(chosen)
-        self.steps = steps_of(len(chosen), ranks) + GROUPED * grouped
-        """Elementary steps spent: what the search budget counts."""
-        self._batch = batch
-        self._rules = rules
-        self._target = target
-        self._next = list(range(len(chosen) + 1))
-        self._classes: list[tuple[int, int, int]] = []
-        place = 0
-        for size, run in groupby(chosen):
-            end = place + sum(1 for _ in run)
-            self._classes.append((size, place, end))
-            place = end
-        self._blocks = [_Block(0, ranks, 0.0)]
-        self._place(ranks)
 
-    @property
-    def makespan(self) -> float:
-        """When the last rank is done."""
-        return max(self.loads)
+@compiled
+def free(links: Vector, place: int) -> int:
+    """The first place at or after `place` that is not placed yet."""
+    while links[place] != place:
+        links[place] = links[links[place]]
+        place = links[place]
+    return place
 
-    @property
-    def rating(self) -> tuple[float, float]:
-        """Less is better: the makespan, then the sum of squared loads."""
-        return max(self.loads), sum(load * load for load in self.loads)
 
-    def _place(self, ranks: int) -> None:
-        node = self._batch.cost.node_size
-        cut = ranks <= node
-        for number, (size, begin, end) in enumerate(self._classes):
-            self._close(number)
-            if size <= node and not cut:
-                self._cut_at_nodes(node)
-                cut = True
-            if size == 1:
-                self._dissolve()
-                self._single_ranks(begin, end)
-                return
-            if self._rules.fit:
-                self._by_fit(number)
-            else:
-                self._by_load(number)
-        self._close(len(self._classes))
-        self._dissolve()
+@compiled
+def join(instance: Instance, space: Workspace, block: int, place: int, j: int) -> bool:
+    """Add the sample to the block's open job, or start one; False when an open job has no room."""
+    length, job = instance.lengths[place], space.open[block]
+    tokens = pad(length, instance.units[j])
+    if job < 0:
+        job = space.counts[JOBS]
+        space.counts[JOBS] = job + 1
+        space.job_first[job], space.job_class[job] = space.first[block], j
+        space.job_tokens[job], space.job_squares[job] = 0, 0.0
+        space.open[block] = job
+    elif space.job_tokens[job] + tokens > instance.sizes[j] * instance.capacity:
+        return False
+    tokens += space.job_tokens[job]
+    total = space.job_squares[job] + squares(length, instance.sizes[j])
+    space.job_tokens[job], space.job_squares[job] = tokens, total
+    space.job_of[place] = job
+    space.links[place] = place + 1
+    space.load[block] = space.before[block] + job_time(instance.rates, j, tokens, total)
+    return True
 
-    def _free(self, place: int) -> int:
-        """The first place at or after `place` that is not placed yet."""
-        links = self._next
-        while links[place] != place:
-            links[place] = links[links[place]]
-            place = links[place]
-        return place
 
-    def _add(self, job: OpenJob, place: int, tokens: int, squares: float) -> None:
-        job.tokens += tokens
-        job.squares += squares
-        job.room -= tokens
-        job.members.append(place)
-        self._next[place] = place + 1
+@compiled
+def finish(instance: Instance, space: Workspace, block: int, below: int, fill: int, target: float) -> None:
+    """FILL: top the block's open job up with samples of classes below `below`, largest first, then close it.
 
-    def _time(self, job: OpenJob, tokens: int = 0, squares: float = 0.0) -> float:
-        return self._batch.cost.time(job.size, job.tokens + tokens, job.squares + squares)
-
-    def _join(self, block: _Block, place: int) -> bool:
-        """Add the sample to the block's open job, or start one; False when an open job has no room."""
-        batch, size = self._batch, block.width
-        length = batch.lengths[place]
-        tokens = batch.padding.pad(length, size)
-        if block.job is None:
-            block.job = OpenJob(block.first, size, size * batch.capacity)
-            self.jobs.append(block.job)
-        elif block.job.room < tokens:
-            return False
-        self._add(block.job, place, tokens, squares_of(length, size))
-        block.load = block.before + self._time(block.job)
-        return True
-
-    def _finish(self, block: _Block, number: int) -> None:
-        """FILL: top the open job up with samples of classes from `number` on, then close it."""
-        if block.job is not None and self._rules.fill != "none":
-            for size, begin, end in self._classes[number:]:
-                if size == 1 or self._rules.fill == "all":
-                    self._fill(block, block.job, size, begin, end)
-        block.job = None
-        block.before = block.load
-
-    def _fill(self, block: _Block, job: OpenJob, own_size: int, begin: int, end: int) -> None:
-        batch, size = self._batch, job.size
-        unit = batch.padding.multiple(size)
-        while job.room >= unit:
-            place = self._free(max(begin, bisect_left(batch.negated, -(job.room // unit * unit), begin, end)))
-            if place >= end:
-                return
-            length = batch.lengths[place]
-            tokens, squares = batch.padding.pad(length, size), squares_of(length, size)
-            load = block.before + self._time(job, tokens, squares)
-            alone = own_size * (batch.solo(place, own_size) - batch.cost.base)
-            saved = batch.cost.base * length / batch.capacity
-            if load > self._target or size * (load - block.load) > alone + saved:
-                return
-            self._add(job, place, tokens, squares)
-            block.load = load
-
-    def _close(self, number: int) -> None:
-        for block in self._blocks:
-            self._finish(block, number)
-
-    def _cut_at_nodes(self, node: int) -> None:
-        pieces: list[_Block] = []
-        for block in self._blocks:
-            first, end = block.first, block.first + block.width
-            while first < end:
-                border = min(end, (first // node + 1) * node)
-                pieces.append(_Block(first, border - first, block.load))
-                first = border
-        self._blocks = pieces
-
-    def _split(self, block: _Block, size: int) -> _Block:
-        rest = _Block(block.first + size, block.width - size, block.load)
-        block.width = size
-        self._blocks.append(rest)
-        return rest
-
-    def _by_load(self, number: int) -> None:
-        """Each sample of the class to the least loaded block that is wide enough, first rank first among equals."""
-        size, place, end = self._classes[number]
-        heap = [(block.load, block.first, block) for block in self._blocks if block.width >= size]
-        heapify(heap)
-        while (place := self._free(place)) < end:
-            _, _, block = heappop(heap)
-            if block.width > size:
-                rest = self._split(block, size)
-                if rest.width >= size:
-                    heappush(heap, (rest.load, rest.first, rest))
-            if not self._join(block, place):
-                self._finish(block, number + 1)
-            heappush(heap, (block.load, block.first, block))
-
-    def _by_fit(self, number: int) -> None:
-        """Each sample of the class to the fullest block in which it still meets the target."""
-        size, place, end = self._classes[number]
-        batch = self._batch
-        while (place := self._free(place)) < end:
-            wide = [block for block in self._blocks if block.width >= size]
-            self.steps += SCANNED * len(self._blocks)
-            tokens, squares = batch.padding.pad(batch.lengths[place], size), squares_of(batch.lengths[place], size)
-            solo = batch.solo(place, size)
-            best: tuple[bool, float, int] | None = None
-            chosen = None
-            for block in wide:
-                merges = block.job is not None and block.job.room >= tokens
-                if merges and block.job is not None:
-                    load = block.before + self._time(block.job, tokens, squares)
-                else:
-                    load = block.load + solo
-                if load <= self._target and (best is None or (merges, load, -block.first) > best):
-                    best, chosen = (merges, load, -block.first), block
-            if chosen is None:
-                chosen = min(wide, key=lambda block: (block.load, block.first))
-            if chosen.width > size:
-                self._split(chosen, size)
-            if not self._join(chosen, place):
-                self._finish(chosen, number + 1)
-                if (place := self._free(place)) < end:
-                    self._join(chosen, place)
-
-    def _dissolve(self) -> None:
-        for block in self._blocks:
-            self.loads[block.first : block.first + block.width] = [block.load] * block.width
-
-    def _single_ranks(self, begin: int, end: int) -> None:
-        """Samples for one rank each: least loaded rank, its microbatch with the least room that suffices."""
-        batch, jobs, links = self._batch, self.jobs, self._next
-        cost, capacity, lengths, padding = batch.cost, batch.capacity, batch.lengths, batch.padding
-        unit = padding.multiple(1)
-        heap = [(load, rank) for rank, load in enumerate(self.loads)]
-        heapify(heap)
-        rooms: list[list[tuple[int, int]]] = [[] for _ in heap]
-        base, token, half = cost.base, cost.token, cost.square / 2
-        for place in range(begin, end):
-            if links[place] != place:
+    A sample joins if the load stays within the target, and if the job's additional rank-time is at most what the
+    sample costs on its own group without the base, plus its share of a microbatch saved.
+    """
+    job = space.open[block]
+    if job >= 0 and fill != FILL_NONE:
+        lengths, sizes, units, rates = instance.lengths, instance.sizes, instance.units, instance.rates
+        ends, links, job_of = space.ends, space.links, space.job_of
+        j = space.job_class[job]
+        size, unit, base, limit = sizes[j], units[j], rates[0], sizes[j] * instance.capacity
+        tokens, total, load, before = (
+            space.job_tokens[job],
+            space.job_squares[job],
+            space.load[block],
+            space.before[block],
+        )
+        steps = 0
+        for own in range(below - 1, -1, -1):
+            begin, end = ends[own + 1], min(ends[own], space.counts[RESERVED])
+            if begin >= end or (fill == FILL_SINGLE and sizes[own] > 1):
                 continue
-            length = lengths[place]
-            tokens = length if unit == 1 else -(-length // unit) * unit
-            rounded = -(-length // TILE) * TILE
-            load, rank = heap[0]
-            load += token * tokens + half * (length * length + rounded * rounded)
-            own = rooms[rank]
-            at = bisect_left(own, (tokens, -1))
-            if at < len(own):
-                room, number = own.pop(at)
-                jobs[number].members.append(place)
+            while True:
+                room = (limit - tokens) // unit * unit
+                if room < unit:
+                    break
+                low, high = begin, end
+                while low < high:
+                    middle = (low + high) // 2
+                    if lengths[middle] <= room:
+                        high = middle
+                    else:
+                        low = middle + 1
+                place = free(links, low)
+                if place >= end:
+                    break
+                steps += 2 * STEPS_TIME
+                length = lengths[place]
+                more_tokens, more_squares = tokens + pad(length, unit), total + squares(length, size)
+                more_load = before + job_time(rates, j, more_tokens, more_squares)
+                alone = device_time(rates, own, pad(length, units[own]), squares(length, sizes[own])) - base
+                saved = max(base, rates[own * RATES + 9]) * length / instance.capacity
+                if more_load > target or size * (more_load - load) > sizes[own] * alone + saved:
+                    break
+                tokens, total, load = more_tokens, more_squares, more_load
+                job_of[place] = job
+                links[place] = place + 1
+        space.job_tokens[job], space.job_squares[job], space.load[block] = tokens, total, load
+        space.counts[STEPS] += steps
+    space.open[block] = -1
+    space.before[block] = space.load[block]
+
+
+@compiled
+def new_block(space: Workspace, first: int, width: int, load: float) -> int:
+    """A block without an open job."""
+    block: int = space.counts[BLOCKS]
+    space.counts[BLOCKS] = block + 1
+    space.first[block], space.width[block], space.open[block] = first, width, -1
+    space.load[block] = space.before[block] = load
+    return block
+
+
+@compiled
+def cut(space: Workspace, piece: int) -> None:
+    """Cut all blocks at multiples of `piece` ranks."""
+    for block in range(space.counts[BLOCKS]):
+        end = space.first[block] + space.width[block]
+        border = (space.first[block] // piece + 1) * piece
+        if border < end:
+            space.width[block] = border - space.first[block]
+            while border < end:
+                new_block(space, border, min(piece, end - border), space.load[block])
+                border += piece
+
+
+@compiled
+def place_by_load(instance: Instance, space: Workspace, j: int, fill: int, target: float) -> None:
+    """Each sample of the class to the least loaded block that is wide enough, first rank first among equals."""
+    heap, keys, links = space.heap, space.keys, space.links
+    load, first, width = space.load, space.first, space.width
+    size, end, count = instance.sizes[j], space.ends[j], 0
+    for block in range(space.counts[BLOCKS]):
+        if width[block] >= size:
+            heap[count], keys[count] = block, load[block]
+            count += 1
+    for at in range(count // 2 - 1, -1, -1):
+        sift_down(heap, keys, first, count, at, keys[at])
+    place = free(links, space.ends[j + 1])
+    while place < end:
+        block = heap[0]
+        if width[block] > size:
+            rest = new_block(space, first[block] + size, width[block] - size, load[block])
+            width[block] = size
+            if width[rest] >= size:
+                sift_up(heap, keys, first, count, rest, load[rest])
+                count += 1
+        if not join(instance, space, block, place, j):
+            finish(instance, space, block, j, fill, target)
+        sift_down(heap, keys, first, count, 0, load[block])
+        place = free(links, place)
+
+
+@compiled
+def place_by_fit(instance: Instance, space: Workspace, j: int, fill: int, target: float) -> None:
+    """Each sample of the class to a block that stays within the target, else to the least loaded.
+
+    Among those that do: one whose open job takes the sample, then the fullest, then the first.
+    """
+    size, end, rates = instance.sizes[j], space.ends[j], instance.rates
+    limit, unit = size * instance.capacity, instance.units[j]
+    load, first, width, opened, before = space.load, space.first, space.width, space.open, space.before
+    job_tokens, job_squares = space.job_tokens, space.job_squares
+    place = free(space.links, space.ends[j + 1])
+    while place < end:
+        length = instance.lengths[place]
+        tokens, more = pad(length, unit), squares(length, size)
+        alone = job_time(rates, j, tokens, more)
+        chosen, merged, fullest = -1, False, 0.0
+        least = -1
+        space.counts[STEPS] += STEPS_SCAN * space.counts[BLOCKS]
+        for block in range(space.counts[BLOCKS]):
+            if width[block] < size:
+                continue
+            if least < 0 or load[block] < load[least] or (load[block] == load[least] and first[block] < first[least]):
+                least = block
+            job = opened[block]
+            merges = job >= 0 and job_tokens[job] + tokens <= limit
+            if merges:
+                full = before[block] + job_time(rates, j, job_tokens[job] + tokens, job_squares[job] + more)
             else:
-                load += base
-                room, number = capacity, len(jobs)
-                job = OpenJob(rank, 1, 0)
-                job.members.append(place)
-                jobs.append(job)
-            if room > tokens:
-                insort(own, (room - tokens, number))
-                if len(own) > REMEMBERED:
-                    del own[0]
-            heapreplace(heap, (load, rank))
-        for load, rank in heap:
-            self.loads[rank] = load
+                full = load[block] + alone
+            if full <= target and merges >= merged:
+                if chosen < 0 or merges > merged or full > fullest:
+                    chosen, merged, fullest = block, merges, full
+                elif full == fullest and first[block] < first[chosen]:
+                    chosen = block
+        if chosen < 0:
+            chosen = least
+        if width[chosen] > size:
+            new_block(space, first[chosen] + size, width[chosen] - size, load[chosen])
+            width[chosen] = size
+        if not join(instance, space, chosen, place, j):
+            finish(instance, space, chosen, j, fill, target)
+            place = free(space.links, place)
+            if place < end:
+                join(instance, space, chosen, place, j)
+        place = free(space.links, place)
+
+
+@compiled
+def place_singles(instance: Instance, space: Workspace) -> None:
+    """Samples of one rank, longest first: least loaded rank, its microbatch with the least room that suffices."""
+    load, room, number, links, remembered = space.load, space.room, space.number, space.links, space.remembered
+    heap, keys, first, job_of = space.heap, space.keys, space.first, space.job_of
+    job_first, job_class = space.job_first, space.job_class
+    single_tokens, single_times, times = instance.single_tokens, instance.single_times, space.job_squares
+    base, floor, capacity = instance.rates[0], instance.rates[9], instance.capacity
+    ranks, jobs = instance.ranks, space.counts[JOBS]
+    for rank in range(ranks):
+        heap[rank], keys[rank] = rank, load[rank]
+        remembered[rank] = 0
+    for at in range(ranks // 2 - 1, -1, -1):
+        sift_down(heap, keys, first, ranks, at, keys[at])
+    for place in range(space.ends[1], space.ends[0]):
+        if links[place] != place:
+            continue
+        tokens = single_tokens[place]
+        rank = heap[0]
+        begin = rank * REMEMBERED
+        end = begin + remembered[rank]
+        low, high = begin, end
+        while low < high:
+            middle = (low + high) // 2
+            if room[middle] < tokens:
+                low = middle + 1
+            else:
+                high = middle
+        if low < end:
+            left, job = room[low] - tokens, number[low]
+            time = times[job] + single_times[place]
+            load[rank] += max(floor, base + time) - max(floor, base + times[job])
+            times[job] = time
+            if left > 0:
+                while low > begin and room[low - 1] >= left:
+                    room[low], number[low] = room[low - 1], number[low - 1]
+                    low -= 1
+                room[low], number[low] = left, job
+            else:
+                for at in range(low, end - 1):
+                    room[at], number[at] = room[at + 1], number[at + 1]
+                remembered[rank] -= 1
+        else:
+            left, job = capacity - tokens, jobs
+            jobs += 1
+            job_first[job], job_class[job] = rank, 0
+            times[job] = single_times[place]
+            load[rank] += max(floor, base + times[job])
+            if left > 0:
+                low = begin  # of the microbatches with equal room, the newest comes first
+                while low < end and room[low] < left:
+                    low += 1
+                if end - begin < REMEMBERED:
+                    for at in range(end, low, -1):
+                        room[at], number[at] = room[at - 1], number[at - 1]
+                    room[low], number[low] = left, job
+                    remembered[rank] += 1
+                elif low > begin:  # the one with least room is forgotten
+                    for at in range(begin, low - 1):
+                        room[at], number[at] = room[at + 1], number[at + 1]
+                    room[low - 1], number[low - 1] = left, job
+        job_of[place] = job
+        sift_down(heap, keys, first, ranks, 0, load[rank])
+    space.counts[JOBS] = jobs
+
+
+@compiled
+def place_all(instance: Instance, space: Workspace, fit: int, fill: int, target: float) -> float:
+    """One pass with the sizes of `space.ends`; afterwards `load` has the seconds of each rank. Returns the greatest."""
+    samples, ranks, counts = len(instance.lengths), instance.ranks, space.counts
+    counts[JOBS], counts[BLOCKS] = 0, 0
+    counts[STEPS] += STEPS_RANK * ranks + STEPS_SAMPLE * samples
+    for place in range(samples + 1):
+        space.links[place] = place
+    new_block(space, 0, ranks, 0.0)
+    whole = ranks > instance.node
+    single = instance.sizes[0] == 1 and space.ends[0] > space.ends[1]
+    counts[RESERVED] = samples
+    if single and fill != FILL_EVERY:
+        kept, enough = 0.0, RESERVE * ranks * instance.single_times[space.ends[1]]
+        while kept < enough and counts[RESERVED] > space.ends[1]:
+            counts[RESERVED] -= 1
+            kept += instance.single_times[counts[RESERVED]]
+    for j in range(len(instance.sizes) - 1, -1, -1):
+        begin, end = space.ends[j + 1], space.ends[j]
+        if begin == end:
+            continue
+        for block in range(counts[BLOCKS]):
+            finish(instance, space, block, j + 1, fill, target)
+        if whole and instance.sizes[j] <= instance.node:
+            cut(space, instance.node)
+            whole = False
+        if instance.sizes[j] == 1:
+            break
+        counts[STEPS] += STEPS_SHARED * (end - begin)
+        if fit != 0:
+            place_by_fit(instance, space, j, fill, target)
+        else:
+            place_by_load(instance, space, j, fill, target)
+    if not single:
+        for block in range(counts[BLOCKS]):
+            finish(instance, space, block, 0, fill, target)
+    for block in range(counts[BLOCKS]):  # blocks become single ranks; `before` is free for their loads
+        for rank in range(space.first[block], space.first[block] + space.width[block]):
+            space.heap[rank] = block
+    for rank in range(ranks):
+        space.before[rank] = space.load[space.heap[rank]]
+    for rank in range(ranks):
+        space.first[rank], space.load[rank] = rank, space.before[rank]
+    if single:
+        place_singles(instance, space)
+    greatest = 0.0
+    for rank in range(ranks):
+        greatest = max(greatest, space.load[rank])
+    return greatest

@@ -1,216 +1,253 @@
-"""The search of `laminar`: which passes to try within a budget of steps, and small changes to the best one."""
+"""The search of `laminar`: which passes to try within a budget of steps, before the best one is polished."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from dcpbench.dcp.schedulers.laminar_placement import SCANNED, Placement, Rules, steps_of
-from dcpbench.dcp.schedulers.laminar_sizes import Batch, Menu
+import numpy as np
 
-STEP_SECONDS = 50e-9
-"""What one step of the search costs about, in Python; only the default budget rests on it."""
-SHARE = 0.01
-"""The default budget is about this share of the iteration, or `PASSES` passes, but never below or above `BUDGETS`."""
-PASSES = 12
-BUDGETS = (800_000, 10_000_000)
-TARGETS = (1.0, 1.02, 1.05, 1.1, 1.17, 1.27, 1.4, 1.6, 2.0)
+from dcpbench.dcp.compilation import Vector, floats, integers, vector
+from dcpbench.dcp.schedulers.laminar_batch import Batch
+from dcpbench.dcp.schedulers.laminar_instance import (
+    REMEMBERED,
+    STEPS,
+    STEPS_RANK,
+    STEPS_SAMPLE,
+    STEPS_SCAN,
+    STEPS_SHARED,
+    Best,
+    Workspace,
+    choose,
+)
+from dcpbench.dcp.schedulers.laminar_placement import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE, place_all
+from dcpbench.dcp.schedulers.laminar_polish import keep, polish, squared
+from dcpbench.dcp.schedulers.laminar_sizes import Menu
+
+STEP_SECONDS = 7e-9
+"""What one step of the search costs about, compiled; only the default budget rests on it."""
+SHARE = 0.004
+"""The default budget is about this share of the iteration, or `PASSES` passes but for those not more than `PASSES_MOST`
+steps; never below or above `BUDGETS`."""
+PASSES, PASSES_MOST = 25, 1_800_000
+BUDGETS = (70_000, 7_000_000)
+TARGETS = (1.02, 1.05, 1.1, 1.17, 1.27, 1.4, 1.6, 2.0)
 """Multiples of the bound that become target times."""
+FEW_PER_RANK = 4
+"""With at most so many samples per rank, most of them share ranks, and wide groups matter most."""
 POLISHED_SAMPLES = 256
-"""Batches of at most so many samples keep half of their budget for changes to single samples."""
+"""Batches of at most so many samples keep a third of their budget for changes to single samples."""
+BISECTIONS = 4
+"""Targets tried in search of the least that rule fit can keep."""
 FEW, FINE, COARSE = 4096, 0.003, 0.01
 """The search ends within this share of the bound: FINE up to FEW samples x ranks, else COARSE."""
-
-LOAD, FIT = Rules(), Rules(fit=True)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One pass to try. `menu` narrows the scheduler's sizes."""
+    """One pass to try: sizes for a target, and the rules of `laminar_placement`."""
 
     menu: Menu
-    rules: Rules
-    fraction: float
-    floor: int
+    """Narrows the scheduler's sizes."""
     target: float
+    fit: int = 0
+    fill: int = FILL_ALL
+    floor: int = 0
+    """Index of the smallest size."""
+    fraction: float = 1.0
+    """Of the target, what a sample alone may take."""
 
 
-@dataclass
 class Search:
-    """The best placement so far and the steps left."""
+    """The best plan so far, in `best`, and the steps left."""
 
-    batch: Batch
-    ranks: int
-    menus: Mapping[Menu, tuple[int, ...]]
-    """The scheduler's own menu and what of narrower ones lies within it."""
-    budget: int
-    good_enough: float
-    best: Placement | None = None
-    sizes: list[int] = field(default_factory=list)
-    candidate: Candidate | None = None
-    tried: set[tuple[object, ...]] = field(default_factory=set)
+    def __init__(self, batch: Batch, menus: Mapping[Menu, tuple[int, ...]], budget: int | None) -> None:
+        """`menus` are the scheduler's own and what of narrower ones lies within it."""
+        samples, sizes = len(batch.lengths), len(batch.sizes)
+        self.batch, self.instance, self.menus = batch, batch.instance, menus
+        self.bound = batch.bound()
+        self.enough = (1 + (FINE if samples * batch.ranks <= FEW else COARSE)) * self.bound
+        self.budget = self.default_budget() if budget is None else budget
+        self.space = _workspace(samples, batch.ranks, sizes)
+        self.best = Best(
+            jobs=integers(1),
+            ends=integers(sizes + 1),
+            job_of=integers(samples),
+            job_first=integers(samples),
+            job_class=integers(samples),
+            load=floats(batch.ranks),
+        )
+        self.time = float("inf")
+        """Seconds of the best plan; infinite before the first."""
+        self._spread = 0.0
+        self._candidate: Candidate | None = None
+        self.allowed: dict[Menu, Vector] = {}
+        self._tried: dict[tuple[object, ...], float] = {}
+        """Seconds of what was tried."""
+        self._last = self.budget
+        """Steps at which the portfolio ends."""
+        self._pass = 0
+        """Steps of the last pass."""
+        for menu, own in menus.items():
+            among = set(own)
+            self.allowed[menu] = vector(np.array([k in among for k in batch.sizes], np.int64))
+
+    def default_budget(self) -> int:
+        """About 1 % of the iteration, but enough for some passes."""
+        low, high = BUDGETS
+        ranks, samples = self.batch.ranks, len(self.batch.lengths)
+        shared = samples if samples <= FEW_PER_RANK * ranks else 0
+        passes = min(PASSES * (STEPS_RANK * ranks + STEPS_SAMPLE * samples + STEPS_SHARED * shared), PASSES_MOST)
+        return min(max(round(SHARE * self.bound / STEP_SECONDS), passes, low), high)
+
+    def run(self) -> None:
+        """Try candidates, then polish; afterwards `best` and `time` are the result."""
+        few = len(self.batch.lengths) <= POLISHED_SAMPLES and len(self.batch.sizes) > 1
+        self._last = self.budget - self.budget // 3 if few else self.budget
+        for _ in self._portfolio():
+            if self._spent + self._pass > self._last or self.time <= self.enough:
+                break
+        assert self._candidate is not None
+        left = self.budget - self._spent
+        if few and left > 0 and self.time > self.enough:
+            best = self._candidate
+            self.time = polish(
+                self.instance, self.space, self.best, best.fit, best.fill, best.target, self.enough, left
+            )
 
     @property
-    def time(self) -> float:
-        """Seconds of the best placement; infinite before the first."""
-        return self.best.makespan if self.best is not None else float("inf")
+    def _spent(self) -> int:
+        return int(self.space.counts[STEPS])
 
-    @property
-    def over(self) -> bool:
-        """Whether there is a plan, and no reason or no budget to look further."""
-        return self.best is not None and (self.budget <= 0 or self.time <= self.good_enough)
+    def _attempt(self, candidate: Candidate) -> float:
+        """Choose sizes and place; seconds of that plan.
 
-    def place(self, sizes: list[int], candidate: Candidate) -> None:
-        """Place with these sizes and keep the result if it is better."""
-        placement = Placement(self.batch, self.ranks, sizes, candidate.rules, candidate.target)
-        self.budget -= placement.steps
-        if self.best is None or placement.rating < self.best.rating:
-            self.best, self.sizes, self.candidate = placement, sizes, candidate
-
-    def attempt(self, candidate: Candidate) -> None:
-        """Choose sizes and place, unless the same was tried before or scanning blocks would exceed the budget."""
-        sizes = self.batch.choose(self.menus[candidate.menu], candidate.fraction, candidate.floor, candidate.target)
+        What was tried before is not repeated, and what would scan more blocks than the budget allows is infinite.
+        """
+        instance, space, c = self.instance, self.space, candidate
+        began = self._spent
+        choose(instance, space, self.allowed[c.menu], c.floor, c.fraction, c.target)
         # The target matters to the placement only through rules that look at it, and only with shared groups.
-        rules, shared = candidate.rules, sizes[0] > 1
-        looks = shared and (rules.fit or rules.fill != "none")
-        key = (tuple(sizes), rules if shared else None, candidate.target if looks else None)
-        if key in self.tried:
-            self.budget -= 8 * len(sizes)
-            return
-        if rules.fit and self.best is not None:
-            grouped = sizes.index(1) if sizes[-1] == 1 else len(sizes)
-            if SCANNED * grouped * self.ranks > self.budget:
-                self.budget -= 8 * len(sizes)
-                return
-        self.tried.add(key)
-        self.place(sizes, candidate)
+        single = self.batch.sizes[0] == 1
+        shared = int(space.ends[1]) if single else len(self.batch.lengths)
+        looks = shared and (c.fit or c.fill != FILL_NONE)
+        key = (tuple(space.ends), (c.fit, c.fill) if shared else None, c.target if looks else None)
+        if key in self._tried:
+            return self._tried[key]
+        if c.fit and self._spent + STEPS_SCAN * shared * instance.ranks // 2 > self._last:
+            return float("inf")
+        time = self._tried[key] = place_all(instance, space, c.fit, c.fill, c.target)
+        self._pass = self._spent - began
+        if time <= self.time:
+            spread = squared(space.load)
+            if time < self.time or spread < self._spread:
+                self.time, self._spread, self._candidate = time, spread, candidate
+                keep(space, self.best)
+        return time
 
-    def portfolio(self, bound: float) -> Iterator[Candidate]:
-        """What to try, in order; later ones depend on the best time so far."""
-        yield from self._rising_targets(bound)
-        yield from self._variants(bound)
+    def _portfolio(self) -> Iterator[None]:
+        """Try one candidate after the other; what comes later depends on the best time so far."""
+        first, own = self._first, next(iter(self.menus))
+        smallest = Candidate(first, self.bound)
+        few = len(self.batch.lengths) <= FEW_PER_RANK * self.batch.ranks
+        self._attempt(smallest)
+        yield
+        if few:  # with about as many samples as ranks, wide groups matter most
+            yield from self._floors()
+        for candidate in self._others(self.bound):
+            self._attempt(candidate)
+            yield
+        if not few:
+            yield from self._floors()
+        assert self._candidate is not None
+        for floor in range(self._candidate.floor, -1, -1):
+            for menu in dict.fromkeys((first, own)):
+                if self.batch.sizes[floor] in self.menus[first]:
+                    yield from self._bisected(Candidate(menu, self.bound, fit=1, floor=floor))
+        for multiple in TARGETS:
+            if multiple * self.bound < self.time:
+                for candidate in (
+                    replace(smallest, target=multiple * self.bound),
+                    *self._others(multiple * self.bound),
+                ):
+                    self._attempt(candidate)
+                    yield
+        yield from self._variants()
         best = self.time
         for number in range(11):
-            target = bound + (best - bound) * (number + 0.5) / 11
+            target = self.bound + (best - self.bound) * (number + 0.5) / 11
             for menu in self.menus:
-                for rules in (LOAD, FIT):
-                    yield Candidate(menu, rules, 1.0, self.batch.sizes[0], target)
+                for fit in (0, 1):
+                    self._attempt(Candidate(menu, target, fit))
+                    yield
+
+    def _floors(self) -> Iterator[None]:
+        """Impose ever larger smallest sizes, until two in a row do not help."""
+        sizes, worse = self.menus[self._first], 0
+        for floor, k in enumerate(self.batch.sizes):
+            if floor > 0 and k in sizes:
+                best = self.time
+                worse = worse + 1 if self._attempt(Candidate(self._first, self.bound, floor=floor)) >= best else 0
+                yield
+                if worse == 2:
+                    break
+
+    def _bisected(self, candidate: Candidate) -> Iterator[None]:
+        """Halve the interval in which the least target lies that rule fit can keep."""
+        low, high = self.bound, self.time
+        for _ in range(BISECTIONS):
+            target = (low + high) / 2
+            time = self._attempt(replace(candidate, target=target))
+            yield
+            if time <= target:
+                high = time
+            else:
+                low = target
+
+    def _others(self, target: float) -> list[Candidate]:
+        """Further menus and rules for a target."""
+        others = [Candidate(menu, target) for menu in self.menus if menu != self._first]
+        others.insert(1, Candidate(self._first, target, fill=FILL_NONE))
+        others.append(Candidate(self._first, target, fill=FILL_EVERY))
+        return others
+
+    def _variants(self) -> Iterator[None]:
+        for multiple in (1.02, 1.1, 1.27):
+            target = multiple * self.bound
+            for menu in self.menus:
+                for candidate in (
+                    Candidate(menu, target, fit=1),
+                    Candidate(menu, target, fill=FILL_SINGLE),
+                    Candidate(menu, target, fill=FILL_NONE),
+                    Candidate(menu, target, fit=1, fill=FILL_NONE),
+                    Candidate(menu, target, fraction=0.7),
+                ):
+                    self._attempt(candidate)
+                    yield
 
     @property
     def _first(self) -> Menu:
         return "pow2" if "pow2" in self.menus else next(iter(self.menus))
 
-    @property
-    def _floors(self) -> list[int]:
-        """The smallest sizes to impose: each of the first menu's above the scheduler's own."""
-        return [k for k in self.menus[self._first] if k > self.batch.sizes[0]]
 
-    def _rising_targets(self, bound: float) -> Iterator[Candidate]:
-        smallest, first = self.batch.sizes[0], self._first
-        others: list[tuple[Menu, Rules]] = [(menu, LOAD) for menu in self.menus if menu != first]
-        others.insert(1, (first, Rules(fill="none")))
-        for number, multiple in enumerate(TARGETS):
-            if multiple * bound >= self.time:
-                return
-            yield Candidate(first, LOAD, 1.0, smallest, multiple * bound)
-            rest = [Candidate(menu, rules, 1.0, smallest, multiple * bound) for menu, rules in others]
-            if number == 0:
-                raised = [Candidate(first, LOAD, 1.0, floor, bound) for floor in self._floors]
-                # With about as many samples as ranks, wide groups matter most.
-                rest = raised + rest if len(self.batch.lengths) <= 4 * self.ranks else rest + raised
-            yield from rest
-
-    def _variants(self, bound: float) -> Iterator[Candidate]:
-        smallest = self.batch.sizes[0]
-        for multiple in (1.02, 1.1, 1.27):
-            for floor in self._floors:
-                yield Candidate(self._first, FIT, 1.0, floor, multiple * bound)
-            for menu in self.menus:
-                for rules in (FIT, Rules(fill="single"), Rules(fill="none"), Rules(fit=True, fill="none")):
-                    yield Candidate(menu, rules, 1.0, smallest, multiple * bound)
-                yield Candidate(menu, LOAD, 0.7, smallest, multiple * bound)
-
-    def polish(self) -> None:
-        """Change one sample's size at a time and keep what is better; a fixed sequence of pseudo-random choices."""
-        batch, sizes = self.batch, self.batch.sizes
-        index = {k: at for at, k in enumerate(sizes)}
-        state = 0x9E3779B97F4A7C15
-        samples = len(batch.lengths)
-
-        def draw(below: int) -> int:
-            nonlocal state
-            state ^= (state << 13) & 0xFFFFFFFFFFFFFFFF
-            state ^= state >> 7
-            state ^= (state << 17) & 0xFFFFFFFFFFFFFFFF
-            return state % below
-
-        while len(sizes) > 1 and not self.over:
-            assert self.best is not None
-            assert self.candidate is not None
-            best = self.best
-            if draw(3):
-                critical = best.loads.index(best.makespan)
-                own = [job for job in best.jobs if job.first <= critical < job.first + job.size]
-                members = own[draw(len(own))].members
-                place = members[draw(len(members))]
-            else:
-                place = draw(samples)
-            current = index[self.sizes[place]]
-            wanted = current + (-2, -1, 1, 2)[draw(4)] if draw(3) else index[self.sizes[draw(samples)]]
-            wanted = min(max(wanted, 0), len(sizes) - 1)
-            self.budget -= 200
-            if wanted == current or batch.first_usable[sizes[wanted]] > place:
-                continue
-            changed = list(self.sizes)
-            changed[place] = sizes[wanted]
-            # Sizes must not increase along the places: neighbours in the way move along.
-            if wanted > current:
-                at = place - 1
-                while at >= 0 and changed[at] < sizes[wanted]:
-                    changed[at] = sizes[wanted]
-                    at -= 1
-            else:
-                at = place + 1
-                while at < samples and changed[at] > sizes[wanted]:
-                    changed[at] = sizes[wanted]
-                    at += 1
-            key = (tuple(changed), "polish", self.candidate)
-            if key in self.tried:
-                continue
-            self.tried.add(key)
-            self.place(changed, self.candidate)
-
-
-def bound_of(batch: Batch, ranks: int) -> float:
-    """A target to start from: least work spread evenly, or the fastest time of the longest sample."""
-    cost = batch.cost
-    sizes = batch.sizes
-    at, work = len(sizes) - 1, 0.0
-    for place, length in enumerate(batch.lengths):
-        while at and batch.first_usable[sizes[at - 1]] <= place:
-            at -= 1
-        k = sizes[at]
-        work += cost.token * batch.padding.pad(length, k) + cost.square * length * length
-    work += cost.base * max(ranks, sum(batch.lengths) / batch.capacity)
-    return max(work / ranks, min(batch.solo(0, k) for k in batch.least_fitting(0)))
-
-
-def search(batch: Batch, ranks: int, menus: Mapping[Menu, tuple[int, ...]], budget: int | None) -> Placement:
-    """The best placement found within `budget` steps, by default about 1 % of the iteration's time."""
-    bound, samples = bound_of(batch, ranks), len(batch.lengths)
-    if budget is None:
-        low, high = BUDGETS
-        wanted = max(round(SHARE * bound / STEP_SECONDS), PASSES * steps_of(samples, ranks))
-        budget = min(max(wanted, low), high)
-    tolerance = FINE if samples * ranks <= FEW else COARSE
-    polish = budget // 2 if samples <= POLISHED_SAMPLES else 0
-    found = Search(batch, ranks, menus, budget - polish, (1 + tolerance) * bound)
-    for candidate in found.portfolio(bound):
-        if found.over:
-            break
-        found.attempt(candidate)
-    found.budget += polish
-    if polish:
-        found.polish()
-    assert found.best is not None
-    return found.best
+def _workspace(samples: int, ranks: int, sizes: int) -> Workspace:
+    return Workspace(
+        counts=integers(4),
+        ends=integers(sizes + 1),
+        links=integers(samples + 1),
+        job_of=integers(samples),
+        job_first=integers(samples),
+        job_class=integers(samples),
+        job_tokens=integers(samples),
+        job_squares=floats(samples),
+        first=integers(ranks),
+        width=integers(ranks),
+        open=integers(ranks),
+        load=floats(ranks),
+        before=floats(ranks),
+        heap=integers(ranks),
+        keys=floats(ranks),
+        remembered=integers(ranks),
+        room=integers(ranks * REMEMBERED),
+        number=integers(ranks * REMEMBERED),
+    )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.dcp.costs import H200_1B, lower_bound
+from dcpbench.dcp.bounds import lower_bound
+from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.laminar import Laminar
-from dcpbench.dcp.schedulers.laminar_placement import Placement, Rules
-from dcpbench.dcp.schedulers.laminar_search import bound_of
-from dcpbench.dcp.schedulers.laminar_sizes import Batch, Menu, menu_sizes
-from dcpbench.dcp.simulation import is_laminar, simulate
+from dcpbench.dcp.schedulers.laminar_batch import Batch
+from dcpbench.dcp.schedulers.laminar_instance import choose, solo
+from dcpbench.dcp.schedulers.laminar_placement import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE, place_all
+from dcpbench.dcp.schedulers.laminar_search import Search
+from dcpbench.dcp.schedulers.laminar_sizes import Menu, menu_sizes
+from dcpbench.dcp.simulation import busiest, is_laminar, simulate
 from dcpbench.dcp.workload import MINIMAL, BatchPlan, Domain, Job, PaddingRule, check_plan
 from dcpbench.errors import ScheduleError
 
@@ -72,36 +80,115 @@ def test_drawn_batches(data: st.DataObject, ranks: int, capacity: int, menu: Men
     check(made, lengths)
 
 
-@pytest.mark.parametrize("fill", ["all", "single", "none"])
-@pytest.mark.parametrize("fit", [False, True])
-def test_predicted_time_is_the_simulated_time(fit: bool, fill: str) -> None:
+def batch_of(lengths: list[int], ranks: int, capacity: int, sizes: tuple[int, ...]) -> Batch:
+    return Batch(np.array(lengths), ranks, sizes, capacity, MINIMAL, H200_1B)
+
+
+def chosen(search: Search, menu: Menu, fraction: float, floor: int, target: float) -> list[int]:
+    """The size of each place."""
+    choose(search.instance, search.space, search.allowed[menu], floor, fraction, target)
+    ends, sizes = [int(end) for end in search.space.ends], search.batch.sizes
+    counts = [ends[j] - ends[j + 1] for j in range(len(sizes))]
+    return [k for k, count in reversed(list(zip(sizes, counts, strict=True))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("fill", [FILL_NONE, FILL_SINGLE, FILL_ALL, FILL_EVERY])
+@pytest.mark.parametrize("fit", [0, 1])
+@pytest.mark.parametrize("cost", [H200_1B, replace(H200_1B, floor=0.012, floor_shared=0.02, overlap=0.4, node_size=4)])
+def test_predicted_time_is_the_simulated_time(fit: int, fill: int, cost: CostModel) -> None:
     rng = random.Random(3)
-    for _ in range(30):
+    for _ in range(20):
         ranks, capacity = rng.randint(1, 40), rng.choice([64, 500, 2048])
-        made = Laminar(Domain(ranks, 1), capacity, menu="any")
+        made = Laminar(Domain(ranks, 1), capacity, menu="any", cost=cost)
         lengths = lengths_of(rng, made, rng.randint(1, 100))
-        batch = Batch(lengths, made.group_sizes(), capacity, MINIMAL, H200_1B)
-        target = 1.1 * bound_of(batch, ranks)
-        chosen = batch.choose(made.group_sizes(), 1.0, 1, target)
-        assert chosen == sorted(chosen, reverse=True)
-        placed = Placement(batch, ranks, chosen, Rules(fit, fill), target)  # type: ignore[arg-type]
-        jobs = tuple(Job(job.first, job.size, tuple(batch.samples[p] for p in job.members)) for job in placed.jobs)
+        batch = Batch(np.array(lengths), ranks, made.group_sizes(), capacity, MINIMAL, cost)
+        search = Search(batch, {"any": made.group_sizes()}, 0)
+        sizes = chosen(search, "any", 1.0, 0, 1.1 * search.bound)
+        assert sizes == sorted(sizes, reverse=True)
+        time = place_all(search.instance, search.space, fit, fill, 1.1 * search.bound)
+        members: list[list[int]] = [[] for _ in range(int(search.space.counts[0]))]
+        for place, job in enumerate(search.space.job_of):
+            members[job].append(int(batch.samples[place]))
+        jobs = tuple(
+            Job(int(search.space.job_first[job]), batch.sizes[int(search.space.job_class[job])], tuple(own))
+            for job, own in enumerate(members)
+        )
         plan = BatchPlan(ranks, jobs, lockstep=False)
         check_plan(plan, lengths, MINIMAL, capacity, made.group_sizes())
-        done = simulate(plan, lengths, MINIMAL, H200_1B)
-        assert placed.makespan == pytest.approx(done.makespan, rel=1e-9)
-        assert placed.loads == pytest.approx(list(done.busy), rel=1e-9)
-        assert placed.makespan >= lower_bound(lengths, ranks, capacity, made.group_sizes(), H200_1B) * (1 - 1e-9)
+        done = simulate(plan, lengths, MINIMAL, cost)
+        assert time == pytest.approx(done.makespan, rel=1e-9)
+        assert busiest(plan, lengths, MINIMAL, cost) == pytest.approx(done.makespan, rel=1e-9)
+        assert [float(load) for load in search.space.load] == pytest.approx(list(done.busy), rel=1e-9)
+        assert time >= lower_bound(lengths, ranks, capacity, made.group_sizes(), cost) * (1 - 1e-9)
 
 
 def test_sizes_follow_the_rule() -> None:
-    batch = Batch([8000, 100, 3000, 500], (1, 2, 4, 8), 2048, MINIMAL, H200_1B)
-    assert batch.samples == [0, 2, 3, 1]
-    assert batch.choose((1, 2, 4, 8), 1.0, 1, 1e9) == [4, 2, 1, 1]  # as small as memory allows
-    assert batch.choose((1, 2, 4, 8), 1.0, 2, 1e9) == [4, 2, 2, 2]  # the floor
-    limit = batch.solo(0, 8)
-    assert batch.choose((1, 2, 4, 8), 1.0, 1, limit)[0] == 8  # as large as the target demands
-    assert batch.choose((1, 2, 4, 8), 1.0, 1, limit / 1e6)[0] == min((4, 8), key=lambda k: batch.solo(0, k))
+    search = Search(batch_of([8000, 100, 3000, 500], 8, 2048, (1, 2, 4, 8)), {"pow2": (1, 2, 4, 8)}, 0)
+    assert search.batch.samples.tolist() == [0, 2, 3, 1]
+    assert chosen(search, "pow2", 1.0, 0, 1e9) == [4, 2, 1, 1]  # as small as memory allows
+    assert chosen(search, "pow2", 1.0, 1, 1e9) == [4, 2, 2, 2]  # the floor
+    limit = solo(search.instance, 0, 3)
+    assert limit == pytest.approx(H200_1B.job_time([8000], 8))
+    assert chosen(search, "pow2", 1.0, 0, limit)[0] == 8  # as large as the target demands
+    fastest = min((2, 3), key=lambda j: solo(search.instance, 0, j))
+    assert chosen(search, "pow2", 1.0, 0, limit / 1e6)[0] == search.batch.sizes[fastest]
+
+
+def test_bound_of_the_search_is_a_bound() -> None:
+    rng = random.Random(6)
+    for _ in range(50):
+        ranks, capacity = rng.randint(1, 40), rng.choice([64, 500, 2048])
+        made = Laminar(Domain(ranks, 1), capacity, menu="any", budget=SMALL)
+        lengths = lengths_of(rng, made, rng.randint(1, 60))
+        done = simulate(made.plan(lengths), lengths, MINIMAL, H200_1B)
+        assert batch_of(lengths, ranks, capacity, made.group_sizes()).fastest() <= done.makespan * (1 + 1e-9)
+
+
+PLAIN = """
+import random
+from dcpbench.dcp.compilation import COMPILED
+from dcpbench.dcp.schedulers.laminar import Laminar
+from dcpbench.dcp.workload import Domain
+rng = random.Random(21)
+print(COMPILED)
+for number in range(24):
+    made = Laminar(Domain(rng.randint(1, 40), 1), rng.choice([17, 500, 2048]), menu=("any", "pow2", "even")[number % 3])
+    longest = made.longest_sample()
+    lengths = [min(longest, max(1, int(rng.lognormvariate(6, 1.5)))) for _ in range(rng.randint(1, 120))]
+    print(made.plan(lengths).digest())
+"""
+
+
+def test_compiled_and_plain_loops_plan_the_same() -> None:
+    pytest.importorskip("numba")
+    found = {}
+    for plain in ("0", "1"):
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": plain}
+        done = subprocess.run(
+            [sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True, env=environment
+        )
+        compiled, *digests = done.stdout.split()
+        found[compiled] = digests
+    assert found["True"] == found["False"]
+    assert len(set(found["True"])) == 24
+
+
+def test_a_group_never_crosses_nodes_without_need() -> None:
+    rng = random.Random(9)
+    cost = replace(H200_1B, node_size=4)
+    for _ in range(30):
+        made = Laminar(Domain(rng.randint(1, 30), 1), 64, menu="any", cost=cost, budget=SMALL)
+        check(made, lengths_of(rng, made, rng.randint(1, 60)))
+
+
+def test_plans_within_the_promised_share_of_the_bound() -> None:
+    # The targets of docs/scheduling.md; benchmarks/scheduling.py has all sizes.
+    rng = random.Random(12)
+    for ranks, capacity in ((2, 8192), (8, 2048), (32, 2048)):
+        lengths = [min(8192, max(128, int(rng.lognormvariate(5.8, 1.5)))) for _ in range(16 * ranks)]
+        made = Laminar(Domain(ranks, 1), capacity, menu="any")
+        done = simulate(made.plan(lengths), lengths, MINIMAL, H200_1B)
+        assert done.makespan <= 1.035 * lower_bound(lengths, ranks, capacity, made.group_sizes(), H200_1B)
 
 
 def test_menus() -> None:
