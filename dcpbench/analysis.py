@@ -36,6 +36,7 @@ from dcpbench.stats.interval import (
     Interval,
     Speed,
     decide,
+    hierarchical_interval,
     interval,
     order_interval,
     pairs_to_settle,
@@ -210,7 +211,7 @@ def analyze(
     asked = decision or Decision()
     logs = log_ratios(*times) if times else None
     within = lockstep.within(both) if both else None
-    found = within.interval if within else None if logs is None else interval(logs)
+    found = within.interval if within else None if times is None else _interval(times, asked)
     speed = None if logs is None else decide_paired(within, asked.margin) if within else decide(found, asked.margin)
     doubts = () if measured is None or speed is None else _doubts(results, measured, both, speed, asked.margin)
     speed = "inconclusive" if doubts else speed
@@ -293,6 +294,10 @@ def _baseline_first(launches: Sequence[LaunchInput]) -> NDArray[np.bool_] | None
             return None
         order.append(baseline < dcp)
     return np.array(order)
+
+
+def _interval(times: tuple[NDArray[np.float64], NDArray[np.float64]], asked: Decision) -> Interval | None:
+    return hierarchical_interval(*times) if asked.interval == "hierarchical" else interval(log_ratios(*times))
 
 
 def _control(

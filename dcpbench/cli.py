@@ -22,6 +22,7 @@ from dcpbench.cli_options import (
     Debug,
     Decide,
     Format,
+    IntervalOption,
     Json,
     MinSpeedup,
     Order,
@@ -98,6 +99,7 @@ def run(
         typer.Option("--profile", metavar="ITERATION", help="Trace this iteration on every rank; repeatable.", min=1),
     ] = [],  # noqa: B006
     min_speedup: MinSpeedup = None,
+    interval: IntervalOption = None,
     decide: Decide = False,
     json: Json = False,
     analyze_only: Annotated[bool, typer.Option("--analyze-only", envvar="ANALYZE_ONLY", hidden=True)] = False,
@@ -113,6 +115,7 @@ def run(
         "launches.keep_going": ("--keep-going", keep_going or None),
         "training.profile_iterations": ("--profile", profile or None),
         "decision.min_speedup": ("--min-speedup", min_speedup),
+        "decision.interval": ("--interval", interval and interval.value),
         "decision.required": ("--decide", decide or None),
         "output.dir": ("--out", out and str(out)),
     }
@@ -155,6 +158,7 @@ def analyze(
     loss_rtol: Rtol = None,
     check_loss_parity: CheckParity = None,
     min_speedup: MinSpeedup = None,
+    interval: IntervalOption = None,
     decide: Decide = False,
     json: Json = False,
     debug: Debug = False,
@@ -163,7 +167,11 @@ def analyze(
     from dcpbench import commands  # noqa: PLC0415
 
     tolerances = {"loss_atol": loss_atol, "loss_rtol": loss_rtol, "check_loss_parity": check_loss_parity}
-    decision = {"min_speedup": min_speedup, "required": decide or None}
+    decision = {
+        "min_speedup": min_speedup,
+        "interval": interval and interval.value,
+        "required": decide or None,
+    }
     logs = baseline_log or dcp_log
     if run is not None and logs:
         raise UsageError("give a run folder, or --baseline-log with --dcp-log, not both")

@@ -40,6 +40,13 @@ class Shown(StrEnum):
     summary = "summary"
 
 
+class IntervalKind(StrEnum):
+    """Values of `--interval`."""
+
+    t = "t"
+    hierarchical = "hierarchical"
+
+
 class Compared(StrEnum):
     """Values of `--format` of `compare`."""
 
@@ -90,6 +97,10 @@ MinSpeedup = Annotated[
     typer.Option(
         "--min-speedup", metavar="X", help="Fail unless the lower end of the 95 % interval of the speed-up reaches X."
     ),
+]
+IntervalOption = Annotated[
+    IntervalKind | None,
+    typer.Option("--interval", help="How the interval of the speed-up is made; hierarchical needs 10 pairs."),
 ]
 Decide = Annotated[
     bool, typer.Option("--decide", help="End with exit code 3 unless it is decided which case is faster, or neither.")

@@ -29,6 +29,7 @@ from dcpbench.megatron.environment import settings as megatron_settings
 from dcpbench.redact import allowed_environment, redact_value
 from dcpbench.runfolder import RunFolder, write_text
 from dcpbench.spec import Spec
+from dcpbench.stats.bootstrap import SEED
 
 
 def build(
@@ -254,7 +255,7 @@ def _controls(spec: Spec, launched: list[str], environ: Mapping[str, str]) -> di
         "pairs": spec.lockstep.launches if spec.mode == "lockstep" else spec.launches.pairs,
         "order": spec.launches.order,
         "order_run": launched,
-        "seeds": {"weights": training.seed, "data": getattr(spec.data, "seed", None)},
+        "seeds": {"weights": training.seed, "data": getattr(spec.data, "seed", None), "bootstrap": SEED},
         "tolerances": spec.tolerances.model_dump(),
         "determinism": {
             "deterministic": training.deterministic,

@@ -338,6 +338,11 @@ class Decision(Section):
     min_speedup: float | None = Field(
         None, gt=0, description="Fail unless the lower end of the 95 % interval of the speed-up reaches this."
     )
+    interval: Literal["t", "hierarchical"] = Field(
+        "t",
+        description="How the interval is made: t, Student's t over pairs; hierarchical, a bootstrap of pairs and of "
+        "blocks of iterations within them, from 10 pairs on.",
+    )
     required: bool = Field(
         False, description="End with exit code 3 unless it is decided which case is faster, or none."
     )
@@ -404,6 +409,14 @@ class Spec(Section):
     def compared_with_itself(self) -> bool:
         """Whether both cases are the same (an A/A comparison), so that any difference is the measurement's own."""
         return self.cases.baseline == self.cases.dcp
+
+    @model_validator(mode="after")
+    def _interval(self) -> Spec:
+        if self.decision.interval == "hierarchical" and self.mode == "launches" and self.launches.pairs < 10:
+            raise ValueError(
+                f"decision.interval hierarchical needs launches.pairs of at least 10; it is {self.launches.pairs}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lockstep(self) -> Spec:

@@ -151,6 +151,7 @@ def _certainty(analysis: Analysis) -> dict[str, Any]:
         "pairs_spread": found.spread if found else None,
         "more_pairs": analysis.more_pairs,
         "margin": analysis.decision.margin,
+        "interval_by": analysis.decision.interval,
         "min_speedup": analysis.decision.min_speedup,
     }
 

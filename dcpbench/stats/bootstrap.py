@@ -1,8 +1,8 @@
 """Circular block bootstrap of a mean: for series whose neighbours resemble each other.
 
 Blocks wrap around the end, so that no iteration is drawn less often than another (moving blocks
-under-sample the ends). Used within launches and for the loss; never to compare launches, of which
-there are too few (docs/method.md).
+under-sample the ends). Used within launches and for the loss; to compare launches only where it is
+asked for and there are many pairs (`hierarchical`): over few it covers less than it promises (docs/method.md).
 """
 
 from __future__ import annotations
@@ -42,3 +42,31 @@ def mean_interval(values: NDArray[np.float64], confidence: float = 0.95) -> tupl
     ) / (blocks * size)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def hierarchical(baseline: NDArray[np.float64], dcp: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Resampled means of y = log(total baseline / total dcp), shape (`RESAMPLES`,): pairs, then blocks within each.
+
+    Both arrays hold seconds, shape (pairs, iterations), equal work in equal places: a resampled pair takes the same
+    blocks of iterations from both of its launches.
+    """
+    pairs, count = baseline.shape
+    size = block_length(count)
+    blocks = -(-count // size)
+    ours, theirs = (_block_sums(seconds, size) for seconds in (baseline, dcp))
+    rng = np.random.default_rng(SEED)
+    step = max(1, _AT_ONCE // (pairs * blocks))
+    means = []
+    for done in range(0, RESAMPLES, step):
+        shape = (min(step, RESAMPLES - done), pairs)
+        pair = rng.integers(0, pairs, shape)[..., None]
+        starts = rng.integers(0, count, (*shape, blocks))
+        means.append(np.log(ours[pair, starts].sum(-1) / theirs[pair, starts].sum(-1)).mean(axis=1))
+    return np.concatenate(means)
+
+
+def _block_sums(seconds: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Sum of the `size` values from each place on, around the end; the shape of `seconds`."""
+    wrapped = np.concatenate([seconds, seconds[:, : size - 1]], axis=1)
+    sums: NDArray[np.float64] = np.lib.stride_tricks.sliding_window_view(wrapped, size, axis=1).sum(axis=-1)
+    return sums

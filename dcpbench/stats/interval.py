@@ -15,11 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from dcpbench.errors import UsageError
+from dcpbench.stats.bootstrap import hierarchical
+
 Values = NDArray[np.float64]
 Speed = Literal["faster", "slower", "equivalent", "inconclusive", "indicative"]
 
 FEWEST_PAIRS = 3
 """With fewer pairs nothing is decided: two can agree by chance, and one has no spread."""
+FEWEST_HIERARCHICAL = 10
+"""Pairs from which on a hierarchical bootstrap may be asked for."""
 MOST_PAIRS = 200
 """More pairs than this nobody launches; `pairs_to_settle` then gives None."""
 _MOST_EXACT = 16
@@ -62,6 +67,37 @@ def interval(logs: Values) -> Interval | None:
         equivalence_high=float(np.exp(mean + narrow)),
         spread=spread,
         half_width=wide,
+        p_value=sign_flip(logs),
+    )
+
+
+def hierarchical_interval(baseline: Values, dcp: Values) -> Interval:
+    """The intervals by a hierarchical bootstrap: percentiles over resampled pairs and blocks of iterations within them.
+
+    Arguments are seconds of shape (pairs, iterations). The textbook's answer for many pairs; over fewer than
+    `FEWEST_HIERARCHICAL` it covers less than it promises.
+
+    Raises:
+        UsageError: there are fewer pairs than that.
+    """
+    logs = np.log(baseline.sum(axis=1) / dcp.sum(axis=1))
+    if logs.size < FEWEST_HIERARCHICAL:
+        raise UsageError(
+            f"a hierarchical interval needs {FEWEST_HIERARCHICAL} pairs of launches, there are {logs.size}: launch "
+            "more pairs (--rigorous) or set decision.interval to t"
+        )
+    found = hierarchical(baseline, dcp)
+    (low, high), (inner_low, inner_high) = (
+        np.quantile(found, [(1 - level) / 2, (1 + level) / 2]).tolist() for level in (_CONFIDENCE, _EQUIVALENCE)
+    )
+    return Interval(
+        pairs=logs.size,
+        low=float(np.exp(low)),
+        high=float(np.exp(high)),
+        equivalence_low=float(np.exp(inner_low)),
+        equivalence_high=float(np.exp(inner_high)),
+        spread=_spread(logs),
+        half_width=(high - low) / 2,
         p_value=sign_flip(logs),
     )
 

@@ -161,3 +161,19 @@ def test_the_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(LogError, match="is no folder"):
         runs(tmp_path / "none")
     assert dcpbench(capsys, "list", tmp_path / "other")[:2] == (0, f"{tmp_path / 'other'} holds no run folder\n")
+
+
+def test_another_interval_is_asked_for_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ten = a_run(tmp_path / "ten", pairs=10)
+    code, plain, _ = dcpbench(capsys, "analyze", ten, "--analyze-only", "--json")
+    assert code == 0
+    code, other, _ = dcpbench(capsys, "analyze", ten, "--analyze-only", "--interval", "hierarchical", "--json")
+    assert code == 0
+    found = [json.loads(text)["speedup"] for text in (plain, other)]
+    assert [one["interval_by"] for one in found] == ["t", "hierarchical"]
+    assert found[0]["interval"] != found[1]["interval"]
+    assert found[0]["total"] == found[1]["total"]
+    code, _, err = dcpbench(capsys, "analyze", a_run(tmp_path / "four"), "--analyze-only", "--interval", "hierarchical")
+    assert (code, "needs 10 pairs of launches, there are 4" in err) == (2, True)
+    code, _, err = dcpbench(capsys, "run", "quick_4xcpu", "--dry-run", "--interval", "hierarchical")
+    assert (code, "launches.pairs of at least 10; it is 2" in err) == (2, True)

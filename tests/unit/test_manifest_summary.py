@@ -31,7 +31,7 @@ def test_it_says_what_the_run_stood_on(tmp_path: Path) -> None:
     assert found["ranks"] == "4 on one node: TP 1, CP of the baseline 4, PP 1, DP 1"
     assert found["launches"] == "2 completed; in this order: 01-baseline 01-dcp"
     assert found["values set beside the spec file"] == "launches.pairs (--pairs)"
-    assert found["seeds"] == "data 0, weights 1234"
+    assert found["seeds"] == "bootstrap 0, data 0, weights 1234"
     assert len(found["spec (SHA-256)"]) == 64
     assert found["relevant environment"] == "NCCL_DEBUG=WARN"
     assert "Megatron-LM" not in found

@@ -3,7 +3,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcpbench.stats.interval import decide, interval, order_interval, pairs_to_settle, sign_flip, timing_floor
+from dcpbench.errors import UsageError
+from dcpbench.stats.interval import (
+    decide,
+    hierarchical_interval,
+    interval,
+    order_interval,
+    pairs_to_settle,
+    sign_flip,
+    timing_floor,
+)
+from dcpbench.stats.throughput import log_ratios
 
 LOGS = st.lists(st.floats(-1, 1), min_size=3, max_size=8).map(np.array)
 
@@ -85,3 +95,34 @@ def test_order_effect_has_a_welch_interval() -> None:
 def test_timing_floor_leaves_out_what_coming_second_does() -> None:
     assert timing_floor(np.array([[1.0, 1.1], [2.0, 2.2], [1.0, 1.1]])) == 0.0
     assert timing_floor(np.array([[1.0, 1.1]])) is None
+
+
+def campaign(pairs: int, effect: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of both cases, shape (pairs, 60): launches off by 1 %, iterations by 2 %."""
+    rng = np.random.default_rng(seed)
+    work = rng.gamma(4, 0.25, 60)
+    level = np.exp(rng.normal(0, 0.01, (2, pairs, 1)) + rng.normal(0, 0.02, (2, pairs, 60)))
+    return work * level[0] * effect, work * level[1]
+
+
+def test_a_hierarchical_interval_is_close_to_student_s_over_many_pairs() -> None:
+    times = campaign(20, 1.05, 1)
+    plain, found = interval(log_ratios(*times)), hierarchical_interval(*times)
+    assert plain is not None
+    assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=0.003)
+    assert found.low < found.equivalence_low < found.equivalence_high < found.high
+    assert found.spread == plain.spread
+    assert hierarchical_interval(*times) == found
+    back = hierarchical_interval(times[1], times[0])
+    assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low), rel=1e-12)
+
+
+def test_a_hierarchical_interval_covers_the_truth() -> None:
+    found = [hierarchical_interval(*campaign(10, 1.0, seed)) for seed in range(60)]
+    # 0.90 to 0.95 at ten pairs; fewer than 47 of 60 would come up once in 1 000 at 0.90.
+    assert sum(one.low <= 1 <= one.high for one in found) >= 47
+
+
+def test_a_hierarchical_interval_needs_ten_pairs() -> None:
+    with pytest.raises(UsageError, match="needs 10 pairs of launches, there are 9"):
+        hierarchical_interval(*campaign(9, 1.0, 1))
