@@ -22,8 +22,8 @@ def trained(seed: int = 7) -> Values:
 
 
 def rounding(seed: int) -> Values:
-    """Differences that grow from 1e-7 at step 1 over 5e-4 in the first 20 to 3e-3 at the end."""
-    size = 3e-3 * (1 - np.exp(-np.arange(STEPS) / 60)) + 1e-7
+    """Two such series differ by 1e-7 at step 1, 5e-4 in the first 20 and 3e-3 at the end."""
+    size = (3e-3 * (1 - np.exp(-np.arange(STEPS) / 60)) + 1e-7) / np.sqrt(2)
     return np.asarray(np.random.default_rng(seed).normal(0, 1, STEPS) * size)
 
 
@@ -55,6 +55,35 @@ def test_every_row_of_the_table(row: str) -> None:
     assert tuple(gate.name for gate in found.failed) == ROWS[row][1]
     assert found.passed == (not ROWS[row][1])
     assert all(gate.enforced for gate in found.gates)
+
+
+STATED = {
+    # step 1, RMS over steps 1-20, RMS over steps 101-200, greatest, correlation of steps; least and most of three runs
+    "exact rerun": ((0, 0), (0, 0), (0, 0), (0, 0), (1, 1)),
+    "sample order permuted": ((0, 5e-5), (3e-4, 7e-4), (2e-3, 3.7e-3), (6e-3, 1.3e-2), (0.99, 1)),
+    "1-ulp jitter": ((0, 5e-5), (3e-4, 7e-4), (2e-3, 3.7e-3), (6e-3, 1.3e-2), (0.99, 1)),
+    "other chunk counts": ((0, 5e-5), (3e-4, 7e-4), (2e-3, 3.7e-3), (6e-3, 1.3e-2), (0.99, 1)),
+    "loss scaled by 1.001": ((4.8e-3, 4.9e-3), (4e-3, 5e-3), (2.5e-3, 4.5e-3), (6e-3, 1.3e-2), (0.99, 1)),
+    "loss scaled by 1.02": ((9.6e-2, 9.8e-2), (8e-2, 9.7e-2), (3.7e-2, 5e-2), (9e-2, 0.11), (0.99, 1)),
+    "different data": ((5.7e-2, 5.9e-2), (4e-2, 0.12), (5e-2, 0.12), (0.1, 0.35), (-0.3, 0.3)),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_series_have_the_statistics_that_the_table_states(row: str) -> None:
+    base, dcp = launches(1), ROWS[row][0]()
+    size = np.abs(dcp - base)
+    found = judged(row)
+    assert found.step_correlation is not None
+    statistics = (
+        size[:, 0].max(),
+        np.sqrt((size[:, :20] ** 2).mean()),
+        np.sqrt((size[:, 100:] ** 2).mean()),
+        found.max_abs_diff,
+        found.step_correlation,
+    )
+    for value, (least, most) in zip(statistics, STATED[row], strict=True):
+        assert least - 1e-12 <= value <= most + 1e-12, (row, statistics)
 
 
 def test_different_data_show_in_the_steps_alone() -> None:
