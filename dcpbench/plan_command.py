@@ -76,7 +76,7 @@ def plan(spec: Spec, question: Question, *, spec_file: Path | None = None) -> tu
     samples = question.samples or spec.training.global_batch_size
     count = question.batches or max(1, min(_MOST_BATCHES, _BATCH_WORK // (samples + 4 * ranks)))
     batches = _batches(spec, samples, count, question.seed, spec_file)
-    ground = Ground(ranks, cost, batches, spec.cases.padding, profile.iteration_seconds)
+    ground = Ground(ranks, cost, batches, spec.cases.padding, profile.iteration_seconds, spec.schedule.menu)
     configured = Setting(
         planning.FIXED,
         spec.cases.max_seqlen_per_dp_cp_rank,
@@ -247,7 +247,7 @@ def _data(spec: Spec, batches: tuple[tuple[int, ...], ...], seed: int | None) ->
 def _with_pictures(comparison: Comparison, answer: Answer, limit: float) -> Comparison:
     """With the first batch of fixed CP as configured and of every scheduler at its best, planned again."""
     ground = comparison.ground
-    first = Ground(ground.ranks, ground.cost, ground.batches[:1], ground.padding, ground.iteration_seconds)
+    first = replace(ground, batches=ground.batches[:1])
     wanted = [comparison.configured, *(choice.best or choice.configured for choice in answer.choices)]
     found = [
         planning.evaluate(setting, first, limit) for setting in dict.fromkeys(one.setting for one in wanted if one)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from dcpbench.dcp import schedulers
 from dcpbench.dcp.costs import CostModel, Link, lower_bound
 from dcpbench.dcp.prediction import Machine, Prediction, Timeline, predict
+from dcpbench.dcp.schedulers.laminar_sizes import Menu
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingPolicy, Scheduler
 from dcpbench.errors import ScheduleError
 from dcpbench.timelimit import OutOfTime, at_most
@@ -62,6 +63,8 @@ class Ground:
     padding: PaddingPolicy
     iteration_seconds: float = 0.0
     """What an iteration takes beside its microbatches; 0 where it was not measured."""
+    menu: Menu = "pow2"
+    """Group sizes for the scheduler that has a choice."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def make(setting: Setting, ground: Ground) -> Scheduler:
         min_size=setting.min_size,
         padding_policy=ground.padding,
         cost=ground.cost,
+        menu=ground.menu,
     )
 
 

@@ -106,6 +106,7 @@ def scheduler_of(spec: Spec, case: str, cost: CostModel | None) -> Scheduler:
         min_size=spec.cases.min_dynamic_context_parallel_size,
         padding_policy=spec.cases.padding,
         cost=cost,
+        menu=spec.schedule.menu,
     )
 
 

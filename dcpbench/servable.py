@@ -63,6 +63,7 @@ def _schedulers(spec: Spec, findings: list[Finding]) -> dict[str, Scheduler]:
                 capacity=spec.cases.max_seqlen_per_dp_cp_rank,
                 min_size=spec.cases.min_dynamic_context_parallel_size,
                 padding_policy=spec.cases.padding,
+                menu=spec.schedule.menu,
             )
         except (ScheduleError, SpecError) as error:
             findings.append(refuse("scheduler", f"cases.{case}: {error}"))

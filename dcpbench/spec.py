@@ -279,7 +279,13 @@ class Cases(Section):
 
 
 class Schedule(Section):
-    """What plans are judged by."""
+    """What plans are judged by, and which group sizes they may use."""
+
+    menu: Literal["pow2", "even", "any"] = Field(
+        "pow2",
+        description="CP sizes that `laminar` chooses from, in both cases. pow2: powers of two, in aligned groups. "
+        "even: 1 and even sizes. any: all. The last two in groups of any ranks in a row; above a node, whole nodes.",
+    )
 
     costs: str = Field(
         "auto",

@@ -246,6 +246,7 @@ def scheduler_of(spec: Spec, case: CaseName, cost: CostModel | None = None) -> S
         min_size=spec.cases.min_dynamic_context_parallel_size,
         padding_policy=spec.cases.padding,
         cost=cost,
+        menu=spec.schedule.menu,
     )
 
 

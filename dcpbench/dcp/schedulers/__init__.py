@@ -6,16 +6,15 @@ A new scheduler is one module with a class, and one line in `SCHEDULERS`.
 from __future__ import annotations
 
 import difflib
-import math
-from dataclasses import replace
 from typing import Protocol
 
-from dcpbench.dcp.costs import CostModel
+from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.dp_balanced import DpBalanced
 from dcpbench.dcp.schedulers.laminar import Laminar
+from dcpbench.dcp.schedulers.laminar_sizes import Menu
 from dcpbench.dcp.schedulers.reordered import SUFFIX, Reversed
-from dcpbench.dcp.workload import MINIMAL, Domain, PaddingPolicy, PaddingRule, Scheduler
+from dcpbench.dcp.workload import Domain, PaddingPolicy, Scheduler
 from dcpbench.errors import SpecError
 
 
@@ -41,10 +40,12 @@ def create(
     min_size: int = 1,
     padding_policy: PaddingPolicy = "minimal",
     cost: CostModel | None = None,
+    menu: Menu = "pow2",
 ) -> Scheduler:
     """The scheduler of that name; with `:reversed` behind it, on batches in reversed order (see `reordered.py`).
 
-    A scheduler that plans with a cost model plans with `cost`, where that is given.
+    A scheduler that plans with a cost model plans with `cost`, where that is given; one that has a choice of group
+    sizes takes them from `menu`.
 
     Raises:
         SpecError: there is no such scheduler; names the nearest one.
@@ -58,6 +59,7 @@ def create(
             min_size=min_size,
             padding_policy=padding_policy,
             cost=cost,
+            menu=menu,
         )
         return Reversed(inner)
     if name not in SCHEDULERS:
@@ -65,14 +67,16 @@ def create(
         raise SpecError(
             f"there is no scheduler {name!r}; did you mean {nearest!r}? (schedulers: {', '.join(sorted(SCHEDULERS))})"
         )
-    made = SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
-    if cost is None or not isinstance(made, Laminar):
-        return made
-    planned = replace(made, cost=cost)
-    if padding_policy == "minimal":
-        return planned
-    # The multiple is that of the sizes, and these depend on how many ranks a node has.
-    return replace(planned, padding=PaddingRule(fixed=math.lcm(*map(MINIMAL.multiple, planned.group_sizes()))))
+    if name == Laminar.name:
+        return Laminar.create(
+            domain=domain,
+            capacity=capacity,
+            min_size=min_size,
+            padding_policy=padding_policy,
+            menu=menu,
+            cost=cost or H200_1B,
+        )
+    return SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
 
 
 def plans_with_costs(name: str) -> bool:

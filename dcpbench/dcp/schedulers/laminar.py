@@ -84,12 +84,21 @@ class Laminar:
         check_capacity(self.capacity, ranks, self.padding)
 
     @classmethod
-    def create(cls, *, domain: Domain, capacity: int, min_size: int, padding_policy: PaddingPolicy) -> Self:
-        """With aligned groups, the assumed H200 cost model, and a padding policy's rule.
+    def create(
+        cls,
+        *,
+        domain: Domain,
+        capacity: int,
+        min_size: int,
+        padding_policy: PaddingPolicy,
+        menu: Menu = "pow2",
+        cost: CostModel = H200_1B,
+    ) -> Self:
+        """With a padding policy's rule; without more words, aligned groups and the assumed H200 cost model.
 
         `megatron` pads every sample to the least common multiple of 2k for all sizes k, as `default_dynamic_cp` does.
         """
-        scheduler = cls(domain, capacity, min_size)
+        scheduler = cls(domain, capacity, min_size, menu=menu, cost=cost)
         if padding_policy == "minimal":
             return scheduler
         unit = math.lcm(*map(MINIMAL.multiple, scheduler.group_sizes()))

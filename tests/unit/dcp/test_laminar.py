@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dcpbench.dcp.bounds import lower_bound
 from dcpbench.dcp.costs import H200_1B, CostModel
+from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.schedulers.laminar_batch import Batch
@@ -25,6 +26,8 @@ from dcpbench.dcp.schedulers.laminar_sizes import Menu, menu_sizes
 from dcpbench.dcp.simulation import busiest, is_laminar, simulate
 from dcpbench.dcp.workload import MINIMAL, BatchPlan, Domain, Job, PaddingRule, check_plan
 from dcpbench.errors import ScheduleError
+from dcpbench.predicted import scheduler_of
+from dcpbench.spec import Spec
 
 MENUS: tuple[Menu, ...] = ("any", "pow2", "even")
 SMALL = 20_000
@@ -198,6 +201,17 @@ def test_menus() -> None:
     assert menu_sizes("any", 27, 8) == (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 27)
     assert menu_sizes("pow2", 27, 8) == (1, 2, 4, 8, 16, 27)
     assert menu_sizes("even", 24, 8) == (1, 2, 4, 6, 8, 16, 24)
+
+
+def test_the_spec_chooses_the_menu() -> None:
+    spec = Spec.model_validate({"cases": {"dcp": {"scheduler": "laminar"}}, "schedule": {"menu": "any"}})
+    made = scheduler_of(spec, "dcp", None)
+    assert made.group_sizes() == (1, 2, 3, 4)
+    assert scheduler_of(
+        Spec.model_validate({"cases": {"dcp": {"scheduler": "laminar"}}}), "dcp", None
+    ).group_sizes() == ((1, 2, 4))
+    padded = create("laminar", domain=Domain(3, 1), capacity=64, padding_policy="megatron", menu="any")
+    assert padded.padding == PaddingRule(fixed=12)  # 1, 2, 4 and 6
 
 
 def test_groups_are_those_that_plans_use() -> None:
