@@ -61,7 +61,8 @@ def measured_spec(spec: Spec, ranks: int | None = None) -> Spec:
     """
     if spec.runner != "builtin":
         raise SpecError(f"runner is {spec.runner}: only the built-in worker is calibrated; set runner to builtin")
-    changed = spec.model_dump()
+    # How pairs are compared is nothing to a single launch, and may forbid it.
+    changed = spec.model_dump(exclude={"mode", "lockstep", "decision"})
     changed["training"] |= {
         "iterations": ITERATIONS,
         "warmup_iterations": WARMUP,
@@ -70,7 +71,6 @@ def measured_spec(spec: Spec, ranks: int | None = None) -> Spec:
     }
     changed["cases"] |= {"dcp": {"scheduler": MEASURED}, "min_dynamic_context_parallel_size": 1}
     changed["launches"] |= {"pairs": 1}
-    changed["mode"] = "launches"
     if ranks is not None:
         changed["topology"] |= {"nodes": 1, "gpus_per_node": ranks, "cp": ranks, "tp": 1, "pp": 1}
     return Spec.model_validate(changed)

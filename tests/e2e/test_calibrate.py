@@ -161,7 +161,9 @@ def test_wrong_options_get_one_sentence(spec_file: Path, tmp_path: Path, argumen
 
 
 def test_ranks_change_the_topology_and_nothing_that_is_timed() -> None:
-    spec = command.measured_spec(Spec(), ranks=2)
+    compared = Spec.model_validate({"mode": "lockstep", "decision": {"min_speedup": 1.1}})
+    spec = command.measured_spec(compared, ranks=2)
+    assert (spec.mode, spec.launches.pairs, spec.decision.min_speedup) == ("launches", 1, None)
     assert (spec.topology.world_size, spec.topology.cp) == (2, 2)
     assert spec.cases.dcp.scheduler == command.MEASURED
     assert (spec.model, spec.data) == (Spec().model, Spec().data)
