@@ -52,7 +52,7 @@ def headline(comparison: Comparison, facts: Facts) -> str:
         best = facts.answer.best
         if best is None:
             return f"No setting stays within {facts.answer.limit:,} tokens per rank."
-        lead = f"Of what fits {facts.answer.limit:,} tokens per rank, {best.setting.label},"
+        lead = f"Fastest of what fits {facts.answer.limit:,} tokens per rank: {best.setting.label},"
     else:
         best = min(comparison.rows, key=lambda row: row.mean_ms)
         lead = f"Fastest: {best.setting.label},"
@@ -60,10 +60,10 @@ def headline(comparison: Comparison, facts: Facts) -> str:
     if usual is None:
         than = ""
     elif best.setting == usual.setting:
-        than = " and is fixed CP as configured"
+        than = ", which is fixed CP as configured"
     else:
         than = f", {best.speedup:.3f} times as fast as fixed CP as configured"
-    return f"{lead} takes {_milliseconds(best)} ms predicted an iteration{than}; {best.over_bound:.3f} times the bound."
+    return f"{lead} {_milliseconds(best)} ms predicted an iteration{than}; {best.over_bound:.3f} times the bound."
 
 
 def sentences(comparison: Comparison, facts: Facts) -> list[str]:
