@@ -29,7 +29,7 @@ def headline(analysis: Analysis) -> str:
     result = f"dcp trained {speedup.total:.3f} times as fast as baseline"
     if analysis.lockstep is not None and analysis.lockstep.same_case:
         result = f"a case compared with itself (A/A) came out {speedup.total:.3f} times as fast"
-    if speedup.total < 1:
+    elif speedup.total < 1:
         result += " (so it was slower)"
     if analysis.lockstep is not None:
         result += _in_lockstep(analysis)
@@ -395,7 +395,11 @@ def launch_rows(analysis: Analysis) -> list[Row]:
             f"{launch.source} ({launch.format})",
         )
         for launch in analysis.launches
-    ]
+    ] + (
+        []
+        if (control := analysis.control) is None
+        else [(control.id, number(control.position, "d"), f"{control.records:,}", *[NONE] * 4, control.source)]
+    )
 
 
 def profile_columns(analysis: Analysis) -> Row:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import time
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from dcpbench import telemetry
@@ -143,3 +145,28 @@ def test_throttle_bits() -> None:
     assert throttle_names(0x1) == "idle"
     assert throttle_names(0x48) == "hardware_slowdown+hardware_thermal"
     assert throttle_names(0x1004) == "software_power_cap+0x1000"
+
+
+def test_cores_that_other_programs_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds in which the machine was busy for 12 s of core time, 4 s of which were ours: 4 other cores."""
+    Times = namedtuple("Times", "user system idle guest")
+    machine = iter([Times(100.0, 10.0, 50.0, 5.0), Times(110.0, 12.0, 60.0, 8.0)])
+    clock = iter([10.0, 12.0])
+    ours = {7: iter([(20.0, 1.0), (23.0, 2.0)]), 8: iter([(1.0, 0.0)])}
+
+    def process(pid: int) -> Any:
+        def cpu_times() -> Any:
+            try:
+                user, system = next(ours[pid])
+            except StopIteration:
+                raise psutil.NoSuchProcess(pid) from None
+            return SimpleNamespace(user=user, system=system)
+
+        return SimpleNamespace(cpu_times=cpu_times)
+
+    monkeypatch.setattr(telemetry.psutil, "cpu_times", lambda: next(machine))
+    monkeypatch.setattr(telemetry.psutil, "Process", process)
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: next(clock))
+    cores = telemetry.OtherCores()
+    assert cores({7, 8}) is None
+    assert cores({7, 8}) == 4.0
