@@ -95,7 +95,7 @@ def test_everything_that_the_product_promises(tmp_path: Path) -> None:
     assert content["tokenizer"] is None
     assert content["checkpoint"] is None
     controls = content["controls"]
-    assert controls["seeds"] == {"weights": 7, "data": 0}
+    assert controls["seeds"] == {"weights": 7, "data": 0, "bootstrap": 0}
     assert controls["order_run"] == [launch["id"] for launch in content["launches"]]
     assert controls["environment"] == {"NCCL_DEBUG": "INFO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}
     assert controls["tolerances"]["check_loss_parity"] is True
