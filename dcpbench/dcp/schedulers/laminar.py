@@ -119,8 +119,8 @@ class Laminar:
             return [(first, k) for k in self.group_sizes() for first in range(0, ranks - k + 1, k)]
         if ranks > UNALIGNED_RANKS:
             raise ScheduleError(
-                f"menu {self.menu} on {ranks} ranks would need up to {ranks * (ranks + 1) // 2} communicators; it can "
-                f"be executed on at most {UNALIGNED_RANKS} ranks, use menu pow2"
+                f"menu {self.menu} on {ranks} ranks would need up to {ranks * (ranks + 1) // 2} communicators; "
+                f"attention that needs them (te) serves at most {UNALIGNED_RANKS} ranks, use menu pow2 or not te"
             )
         return [(first, k) for k in self.group_sizes() for first in range(ranks - k + 1)]
 
