@@ -79,7 +79,8 @@ def mentioned() -> list[tuple[str, str]]:
     for path in [*DOCUMENTS, *RUNNERS, *resources.configs()]:
         text = path.read_text(encoding="utf-8")
         commands = re.findall(
-            r"(?<![\w/.-])dcpbench ((?:run|analyze|check|manifest|report|plan|calibrate|compare|list)\b[^`#|\n\"]*)", text
+            r"(?<![\w/.-])dcpbench ((?:run|analyze|check|manifest|report|plan|calibrate|compare|list)\b[^`#|\n\"]*)",
+            text,
         )
         found += [(path.name, command.strip()) for command in commands]
     return found
