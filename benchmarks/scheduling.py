@@ -1,4 +1,4 @@
-"""How long planning one global batch takes, and how long the plans would run for, by the cost model.
+"""How long planning a batch takes, how long its plans would run for by the cost model, and whether they are valid.
 
 `--table times`: planning time beside the figures of Megatron-LM's own planner. Lengths: lognormal with mean 1024
 and sigma 1.5, clipped to 128..8192; capacity 2048; baseline CP 4. The reference figures are single-core pure
@@ -6,10 +6,15 @@ Python on another machine, for the same rule (N 512: with minimal padding).
 
 `--table makespans`: predicted makespan over the lower bound for five families of lengths, with the assumed
 coefficients of a 1B model on nodes of 8 H200: `laminar` with all sizes and with powers of two, and `default_dynamic_cp`
-as configured and at the best of C, C/2, C/4, C/8; planning times in ms, one plan
-each. Nothing in it is measured on a GPU.
+as configured and at the best of C, C/2, C/4, C/8; planning times in ms. Nothing in it is measured on a GPU.
 
-    python benchmarks/scheduling.py [--table times|makespans] [--padding minimal|megatron] [--repeats 5] [--ranks 64]
+`--table random`: 10,000 random instances with any number of ranks from 1 to 128 and little memory; every plan is
+checked for all invariants, planned twice, and simulated.
+
+Times are of the processor, so that other work on the machine disturbs them little; the first plan, which loads or
+compiles, does not count. NUMBA_DISABLE_JIT=1 shows what planning takes without numba.
+
+    python benchmarks/scheduling.py [--table times|makespans|random] [--padding minimal|megatron] [--ranks 64]
 """
 
 from __future__ import annotations
@@ -19,12 +24,16 @@ import math
 import random
 import statistics
 import time
+from contextlib import suppress
+from dataclasses import replace
 
-from dcpbench.dcp.costs import H200_1B, lower_bound
+from dcpbench.dcp.bounds import lower_bound
+from dcpbench.dcp.compilation import COMPILED
+from dcpbench.dcp.costs import H200_1B
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.laminar import Laminar
-from dcpbench.dcp.schedulers.laminar_sizes import menu_sizes
+from dcpbench.dcp.schedulers.laminar_sizes import MENUS, Menu, menu_sizes
 from dcpbench.dcp.simulation import simulate
 from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.errors import ScheduleError
@@ -42,7 +51,7 @@ CASES: list[tuple[int, int, float | None]] = [
 FAMILIES = {"mock": 2048, "reason": 16384, "code": 16384, "uniform": 8192, "giant": 16384}
 """Family of lengths, and tokens per rank; more where the longest sample would not fit all ranks."""
 CELLS = [(2, 16), (2, 256), (8, 16), (8, 64), (8, 512), (8, 4096), (64, 64), (64, 512), (64, 4096), (512, 512),
-         (512, 4096), (4096, 4096), (4096, 65536)]  # fmt: skip
+         (512, 4096), (512, 32768), (4096, 4096), (4096, 65536)]  # fmt: skip
 """Ranks and samples."""
 
 
@@ -73,26 +82,29 @@ def clipped(value: float, least: int, most: int) -> int:
 
 
 def seconds(scheduler: Scheduler, lengths: list[int], repeats: int) -> float:
+    scheduler.plan(lengths)
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.thread_time()
         scheduler.plan(lengths)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     return min(times)
 
 
-def makespan(scheduler: Scheduler, lengths: list[int]) -> tuple[float, float]:
-    """Predicted seconds of the plan, and seconds that planning took."""
-    start = time.perf_counter()
-    plan = scheduler.plan(lengths)
-    took = time.perf_counter() - start
+def makespan(scheduler: Scheduler, lengths: list[int], repeats: int = 1) -> tuple[float, float]:
+    """Predicted seconds of the plan, and seconds that planning took: the least of `repeats`."""
+    took = math.inf
+    for _ in range(repeats):
+        start = time.thread_time()
+        plan = scheduler.plan(lengths)
+        took = min(took, time.thread_time() - start)
     return simulate(plan, lengths, scheduler.padding, H200_1B).makespan, took
 
 
 def swept(domain: Domain, lengths: list[int], capacity: int) -> float:
-    """The dynamic rule at the best of four capacities."""
-    found = []
-    for divisor in (1, 2, 4, 8):
+    """The dynamic rule at the best of C/2, C/4, C/8; infinite where the longest sample fits none."""
+    found = [math.inf]
+    for divisor in (2, 4, 8):
         try:
             found.append(makespan(DefaultDynamicCp(domain, capacity // divisor), lengths)[0])
         except ScheduleError:  # the longest sample no longer fits
@@ -102,7 +114,8 @@ def swept(domain: Domain, lengths: list[int], capacity: int) -> float:
 
 def planning_times(padding: str, repeats: int) -> None:
     names = ("dp_balanced", "default_dynamic_cp", "laminar")
-    print(f"padding {padding}, capacity {CAPACITY}, fastest of {repeats}")
+    loops = "compiled" if COMPILED else "plain Python"
+    print(f"padding {padding}, capacity {CAPACITY}, fastest of {repeats}, loops of laminar: {loops}")
     print(f"{'N':>6}{'samples':>9}" + "".join(f"{name + ' ms':>23}" for name in names) + f"{'reference ms':>14}")
     for ranks, samples, reference in CASES:
         lengths = draw_lengths(samples)
@@ -116,6 +129,7 @@ def planning_times(padding: str, repeats: int) -> None:
 def makespans(only: int | None) -> None:
     columns = ("bound ms", "any", "pow2", "dynamic", "swept", "any ms", "pow2 ms", "dynamic ms")
     print(f"{'lengths':<8}{'N':>6}{'S':>7}" + "".join(f"{name:>11}" for name in columns))
+    Laminar(Domain(8, 1), CAPACITY).plan(draw_lengths(64))  # loads or compiles
     rows: list[tuple[int, int, float, float, float, float]] = []
     for family, usual in FAMILIES.items():
         for ranks, samples in CELLS:
@@ -127,16 +141,72 @@ def makespans(only: int | None) -> None:
                 capacity *= 2
             domain = Domain(ranks, 1)
             bound = lower_bound(lengths, ranks, capacity, menu_sizes("any", ranks, H200_1B.node_size), H200_1B)
-            every, every_took = makespan(Laminar(domain, capacity, menu="any"), lengths)
-            powers, powers_took = makespan(Laminar(domain, capacity), lengths)
+            every, every_took = makespan(Laminar(domain, capacity, menu="any"), lengths, 3)
+            powers, powers_took = makespan(Laminar(domain, capacity), lengths, 3)
             dynamic, dynamic_took = makespan(DefaultDynamicCp(domain, capacity), lengths)
-            best = swept(domain, lengths, capacity) if samples <= 4096 else math.nan
+            best = min(dynamic, swept(domain, lengths, capacity))
             rows.append((ranks, samples, every / bound, powers / bound, dynamic / bound, best / bound))
             print(f"{family:<8}{ranks:>6}{samples:>7}{bound * 1e3:>11.0f}", end="")
             print("".join(f"{value:>11.3f}" for value in rows[-1][2:]), end="")
-            print("".join(f"{took * 1e3:>11.1f}" for took in (every_took, powers_took, dynamic_took)), flush=True)
+            print("".join(f"{took * 1e3:>11.2f}" for took in (every_took, powers_took, dynamic_took)), flush=True)
     if rows:
         summary(rows)
+
+
+def random_instances(count: int) -> None:
+    """Plan and check; prints how many plans there were of each kind and the first instances that failed."""
+    rng = random.Random(0)
+    failed: list[str] = []
+    planned = dict.fromkeys(MENUS, 0)
+    worse, compared = [], 0
+    for number in range(count):
+        ranks = rng.randint(1, 128)
+        menu: Menu = MENUS[number % len(MENUS)]
+        node = rng.choice([8, 8, 4, 1]) if menu == "pow2" else rng.choice([8, 8, 6, 4, 1])
+        cost = replace(H200_1B, node_size=node, floor=rng.choice([0.0, 0.01]), floor_shared=rng.choice([0.0, 0.02]))
+        lengths = random_lengths(rng, rng.randint(1, 4 * ranks + 40))
+        needed = max(lengths) + 2 * ranks  # with padding for the whole domain
+        capacity = max(2, math.ceil(needed / ranks * rng.uniform(1.0, 3.3)))
+        made = Laminar(Domain(ranks, 1), capacity, menu=menu, cost=cost)
+        try:
+            plan = made.plan(lengths)  # which checks all invariants and the predicted time
+            done = simulate(plan, lengths, made.padding, cost)
+            if done.waited > 1e-9 * done.makespan:
+                raise ScheduleError("a rank waits")
+            if made.plan(list(lengths)) != plan:
+                raise ScheduleError("two plans of one batch")
+            bound = lower_bound(lengths, ranks, capacity, made.group_sizes(), cost)
+            if done.makespan < bound * (1 - 1e-9):
+                raise ScheduleError(f"shorter than the bound, {done.makespan} < {bound}")
+        except ScheduleError as error:
+            failed.append(f"instance {number}: N {ranks}, S {len(lengths)}, C {capacity}, {menu}: {error}")
+            continue
+        planned[menu] += 1
+        if node & (node - 1):
+            continue  # groups of powers of two cross such nodes, which the cost model does not know of
+        with suppress(ScheduleError):  # the rule cannot serve every such instance
+            other = simulate(DefaultDynamicCp(Domain(ranks, 1), capacity).plan(lengths), lengths, made.padding, cost)
+            compared += 1
+            worse.append(done.makespan / other.makespan)
+    print(f"{sum(planned.values())} of {count} planned and valid: {planned}; {len(failed)} failed")
+    print(
+        f"over default_dynamic_cp in the {compared} that it can plan: median {statistics.median(worse):.3f}, "
+        f"greatest {max(worse):.3f}, above 1.01 in {sum(ratio > 1.01 for ratio in worse)}"
+    )
+    for line in failed[:20]:
+        print(line)
+
+
+def random_lengths(rng: random.Random, samples: int) -> list[int]:
+    kind = rng.randrange(4)
+    longest = rng.choice([9, 300, 4096, 131072])
+    if kind == 0:
+        return [rng.randint(1, longest) for _ in range(samples)]
+    if kind == 1:
+        return [clipped(rng.lognormvariate(math.log(longest) - 3, 1.5), 1, longest) for _ in range(samples)]
+    if kind == 2:
+        return [rng.randint(1, longest)] * samples
+    return [longest, *(rng.randint(1, min(9, longest)) for _ in range(samples - 1))]
 
 
 def summary(rows: list[tuple[int, int, float, float, float, float]]) -> None:
@@ -161,15 +231,18 @@ def geometric(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Planning time and predicted makespan of each scheduler, one core.")
-    parser.add_argument("--table", choices=["times", "makespans"], default="times")
+    parser.add_argument("--table", choices=["times", "makespans", "random"], default="times")
     parser.add_argument("--padding", choices=["minimal", "megatron"], default="minimal", help="for --table times")
     parser.add_argument("--repeats", type=int, default=5, help="the fastest of so many plans counts")
     parser.add_argument("--ranks", type=int, help="only cells with so many ranks, for --table makespans")
+    parser.add_argument("--instances", type=int, default=10_000, help="for --table random")
     options = parser.parse_args()
     if options.table == "times":
         planning_times(options.padding, options.repeats)
-    else:
+    elif options.table == "makespans":
         makespans(options.ranks)
+    else:
+        random_instances(options.instances)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,8 @@ class Workspace(NamedTuple):
     """(N * REMEMBERED,) their free tokens, ascending."""
     number: Vector
     """(N * REMEMBERED,) their jobs."""
+    tree: Vector
+    """(4 S,) room below each node of a tree over microbatches; then their order."""
 
 
 class Best(NamedTuple):

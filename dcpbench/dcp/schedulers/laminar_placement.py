@@ -321,7 +321,66 @@ def place_singles(instance: Instance, space: Workspace) -> None:
 
 
 @compiled
-def place_all(instance: Instance, space: Workspace, fit: int, fill: int, target: float) -> float:
+def pack_singles(instance: Instance, space: Workspace) -> None:
+    """Samples of one rank in few microbatches: packed by first fit, longest first, which are then levelled.
+
+    A tree over microbatches, of which each node has the most room below it, finds the first one with enough.
+    """
+    tree, times, links = space.tree, space.job_squares, space.links
+    begin, end, ranks, old = space.ends[1], space.ends[0], instance.ranks, space.counts[JOBS]
+    leaves = 1
+    while leaves < end - begin:
+        leaves *= 2
+    for node in range(1, 2 * leaves):
+        tree[node] = instance.capacity
+    count = 0
+    for place in range(begin, end):
+        if links[place] != place:
+            continue
+        node = 1
+        while node < leaves:
+            node *= 2
+            if tree[node] < instance.single_tokens[place]:
+                node += 1
+        own = node - leaves
+        if own == count:
+            count += 1
+            times[old + own] = 0.0
+        times[old + own] += instance.single_times[place]
+        space.job_of[place] = old + own
+        tree[node] -= instance.single_tokens[place]
+        while node > 1:
+            node //= 2
+            tree[node] = max(tree[2 * node], tree[2 * node + 1])
+    order = tree  # microbatches by time, descending: Shell's sort; equal ones keep no order but a fixed one
+    for own in range(count):
+        order[own] = old + own
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, count):
+            job, to = order[at], at
+            while to >= gap and times[order[to - gap]] < times[job]:
+                order[to] = order[to - gap]
+                to -= gap
+            order[to] = job
+        gap //= 3
+    heap, keys, first, load = space.heap, space.keys, space.first, space.load
+    for rank in range(ranks):
+        heap[rank], keys[rank] = rank, load[rank]
+    for at in range(ranks // 2 - 1, -1, -1):
+        sift_down(heap, keys, first, ranks, at, keys[at])
+    for own in range(count):
+        job, rank = order[own], heap[0]
+        space.job_first[job], space.job_class[job] = rank, 0
+        load[rank] += max(instance.rates[9], instance.rates[0] + times[job])
+        sift_down(heap, keys, first, ranks, 0, load[rank])
+    space.counts[JOBS] = old + count
+
+
+@compiled
+def place_all(instance: Instance, space: Workspace, fit: int, fill: int, pack: int, target: float) -> float:
     """One pass with the sizes of `space.ends`; afterwards `load` has the seconds of each rank. Returns the greatest."""
     samples, ranks, counts = len(instance.lengths), instance.ranks, space.counts
     counts[JOBS], counts[BLOCKS] = 0, 0
@@ -363,7 +422,9 @@ def place_all(instance: Instance, space: Workspace, fit: int, fill: int, target:
         space.before[rank] = space.load[space.heap[rank]]
     for rank in range(ranks):
         space.first[rank], space.load[rank] = rank, space.before[rank]
-    if single:
+    if single and pack != 0:
+        pack_singles(instance, space)
+    elif single:
         place_singles(instance, space)
     greatest = 0.0
     for rank in range(ranks):

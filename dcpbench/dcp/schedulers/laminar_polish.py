@@ -75,7 +75,15 @@ def critical_place(instance: Instance, best: Best, state: int) -> int:
 
 @compiled
 def polish(
-    instance: Instance, space: Workspace, best: Best, fit: int, fill: int, target: float, enough: float, steps: int
+    instance: Instance,
+    space: Workspace,
+    best: Best,
+    fit: int,
+    fill: int,
+    pack: int,
+    target: float,
+    enough: float,
+    steps: int,
 ) -> float:
     """Try changes until `steps` are spent or the plan takes at most `enough` seconds; returns its seconds.
 
@@ -114,7 +122,7 @@ def polish(
             ends = best.ends[j]
             ends = max(ends, place + 1) if j <= wanted else min(ends, place)
             space.ends[j] = ends
-        now_time = place_all(instance, space, fit, fill, target)
+        now_time = place_all(instance, space, fit, fill, pack, target)
         if now_time <= time:
             now_spread = squared(space.load)
             if now_time < time or now_spread < spread:

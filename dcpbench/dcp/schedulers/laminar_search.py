@@ -26,17 +26,19 @@ from dcpbench.dcp.schedulers.laminar_sizes import Menu
 
 STEP_SECONDS = 7e-9
 """What one step of the search costs about, compiled; only the default budget rests on it."""
-SHARE = 0.004
+SHARE = 0.0035
 """The default budget is about this share of the iteration, or `PASSES` passes but for those not more than `PASSES_MOST`
 steps; never below or above `BUDGETS`."""
-PASSES, PASSES_MOST = 25, 1_800_000
-BUDGETS = (70_000, 7_000_000)
+PASSES, PASSES_MOST = 22, 1_800_000
+BUDGETS = (60_000, 7_000_000)
 TARGETS = (1.02, 1.05, 1.1, 1.17, 1.27, 1.4, 1.6, 2.0)
 """Multiples of the bound that become target times."""
 FEW_PER_RANK = 4
 """With at most so many samples per rank, most of them share ranks, and wide groups matter most."""
-POLISHED_SAMPLES = 256
+POLISHED_SAMPLES = 32
 """Batches of at most so many samples keep a third of their budget for changes to single samples."""
+DEAR = 0.3
+"""Share of a full microbatch from which on its fixed cost makes packing come before levelling."""
 BISECTIONS = 4
 """Targets tried in search of the least that rule fit can keep."""
 FEW, FINE, COARSE = 4096, 0.003, 0.01
@@ -52,6 +54,8 @@ class Candidate:
     target: float
     fit: int = 0
     fill: int = FILL_ALL
+    pack: int = 0
+    """Whether samples of one rank are packed before they are levelled."""
     floor: int = 0
     """Index of the smallest size."""
     fraction: float = 1.0
@@ -112,7 +116,7 @@ class Search:
         if few and left > 0 and self.time > self.enough:
             best = self._candidate
             self.time = polish(
-                self.instance, self.space, self.best, best.fit, best.fill, best.target, self.enough, left
+                self.instance, self.space, self.best, best.fit, best.fill, best.pack, best.target, self.enough, left
             )
 
     @property
@@ -131,12 +135,12 @@ class Search:
         single = self.batch.sizes[0] == 1
         shared = int(space.ends[1]) if single else len(self.batch.lengths)
         looks = shared and (c.fit or c.fill != FILL_NONE)
-        key = (tuple(space.ends), (c.fit, c.fill) if shared else None, c.target if looks else None)
+        key = (tuple(space.ends), c.pack, (c.fit, c.fill) if shared else None, c.target if looks else None)
         if key in self._tried:
             return self._tried[key]
         if c.fit and self._spent + STEPS_SCAN * shared * instance.ranks // 2 > self._last:
             return float("inf")
-        time = self._tried[key] = place_all(instance, space, c.fit, c.fill, c.target)
+        time = self._tried[key] = place_all(instance, space, c.fit, c.fill, c.pack, c.target)
         self._pass = self._spent - began
         if time <= self.time:
             spread = squared(space.load)
@@ -164,6 +168,9 @@ class Search:
             for menu in dict.fromkeys((first, own)):
                 if self.batch.sizes[floor] in self.menus[first]:
                     yield from self._bisected(Candidate(menu, self.bound, fit=1, floor=floor))
+        for candidate in self._packed(self.bound):
+            self._attempt(candidate)
+            yield
         for multiple in TARGETS:
             if multiple * self.bound < self.time:
                 for candidate in (
@@ -209,7 +216,11 @@ class Search:
         others = [Candidate(menu, target) for menu in self.menus if menu != self._first]
         others.insert(1, Candidate(self._first, target, fill=FILL_NONE))
         others.append(Candidate(self._first, target, fill=FILL_EVERY))
-        return others
+        return self._packed(target) + others if self._dear else others
+
+    def _packed(self, target: float) -> list[Candidate]:
+        """Samples of one rank packed before they are levelled."""
+        return [Candidate(menu, target, pack=1) for menu in dict.fromkeys((self._first, next(iter(self.menus))))]
 
     def _variants(self) -> Iterator[None]:
         for multiple in (1.02, 1.1, 1.27):
@@ -224,6 +235,13 @@ class Search:
                 ):
                     self._attempt(candidate)
                     yield
+
+    @property
+    def _dear(self) -> bool:
+        """Whether what a microbatch costs whatever is in it weighs more than how even the ranks are."""
+        cost = self.batch.cost
+        fixed = max(cost.base, cost.floor)
+        return fixed > DEAR * (cost.base + cost.token * self.batch.capacity)
 
     @property
     def _first(self) -> Menu:
@@ -250,4 +268,5 @@ def _workspace(samples: int, ranks: int, sizes: int) -> Workspace:
         remembered=integers(ranks),
         room=integers(ranks * REMEMBERED),
         number=integers(ranks * REMEMBERED),
+        tree=integers(4 * samples),
     )

@@ -96,9 +96,9 @@ def chosen(search: Search, menu: Menu, fraction: float, floor: int, target: floa
 
 
 @pytest.mark.parametrize("fill", [FILL_NONE, FILL_SINGLE, FILL_ALL, FILL_EVERY])
-@pytest.mark.parametrize("fit", [0, 1])
+@pytest.mark.parametrize(("fit", "pack"), [(0, 0), (1, 0), (0, 1)])
 @pytest.mark.parametrize("cost", [H200_1B, replace(H200_1B, floor=0.012, floor_shared=0.02, overlap=0.4, node_size=4)])
-def test_predicted_time_is_the_simulated_time(fit: int, fill: int, cost: CostModel) -> None:
+def test_predicted_time_is_the_simulated_time(fit: int, pack: int, fill: int, cost: CostModel) -> None:
     rng = random.Random(3)
     for _ in range(20):
         ranks, capacity = rng.randint(1, 40), rng.choice([64, 500, 2048])
@@ -108,7 +108,7 @@ def test_predicted_time_is_the_simulated_time(fit: int, fill: int, cost: CostMod
         search = Search(batch, {"any": made.group_sizes()}, 0)
         sizes = chosen(search, "any", 1.0, 0, 1.1 * search.bound)
         assert sizes == sorted(sizes, reverse=True)
-        time = place_all(search.instance, search.space, fit, fill, 1.1 * search.bound)
+        time = place_all(search.instance, search.space, fit, fill, pack, 1.1 * search.bound)
         members: list[list[int]] = [[] for _ in range(int(search.space.counts[0]))]
         for place, job in enumerate(search.space.job_of):
             members[job].append(int(batch.samples[place]))
