@@ -31,6 +31,8 @@ SHARE = 0.0035
 steps; never below or above `BUDGETS`."""
 PASSES, PASSES_MOST = 22, 1_800_000
 BUDGETS = (60_000, 7_000_000)
+STEPS_CANDIDATE = 1_000
+"""What counts for each candidate, placed or not, beside what `laminar_instance` counts."""
 TARGETS = (1.02, 1.05, 1.1, 1.17, 1.27, 1.4, 1.6, 2.0)
 """Multiples of the bound that become target times."""
 FEW_PER_RANK = 4
@@ -130,6 +132,7 @@ class Search:
         """
         instance, space, c = self.instance, self.space, candidate
         began = self._spent
+        space.counts[STEPS] += STEPS_CANDIDATE
         choose(instance, space, self.allowed[c.menu], c.floor, c.fraction, c.target)
         # The target matters to the placement only through rules that look at it, and only with shared groups.
         single = self.batch.sizes[0] == 1
