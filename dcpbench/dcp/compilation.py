@@ -41,7 +41,11 @@ def compiled(function: Function) -> Function:
         return function
     # The name is part of what numba finds a stored result by.
     function.__qualname__ += f"_{_sources(Path(inspect.getfile(function)).parent)}"
-    made: Any = numba.njit(cache=True, error_model="numpy")(function)
+    made: Any
+    try:
+        made = numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # neither the module's folder nor the user's cache can be written
+        made = numba.njit(error_model="numpy")(function)
     return cast(Function, made)
 
 
