@@ -228,7 +228,7 @@ def norm_rows(s: Shapes, rows: int, centred: bool) -> tuple[Row, Row]:
     leaves = [t.clone().requires_grad_() for t in (x, branch, weight, bias)]
     graph = forward(leaves)
     shift = bias if centred else None
-    total, normed, means, scales = norm.add_norm(x, branch, weight, shift, 1e-5, centred)
+    total, normed, means, scales = norm.add_norm(x, branch, None, weight, shift, 1e-5, centred)
 
     def ours() -> Tensor:
         return norm.add_norm_backward(
@@ -250,7 +250,7 @@ def norm_rows(s: Shapes, rows: int, centred: bool) -> tuple[Row, Row]:
         Row(
             f"addition and {name}, forward",
             shape,
-            lambda: norm.add_norm(x, branch, weight, shift, 1e-5, centred),
+            lambda: norm.add_norm(x, branch, None, weight, shift, 1e-5, centred),
             lambda: forward(leaves),
             4.0 * x.nbytes,
             errors=(relative(normed, exact_graph[1].detach()), relative(graph[1].detach(), exact_graph[1].detach())),
@@ -273,14 +273,14 @@ def apply_norm(x: Tensor, weight: Tensor, bias: Tensor, centred: bool) -> Tensor
 
 
 def activations(s: Shapes, rows: int) -> Iterator[Row]:
-    bias = torch.zeros(s.ffn, device="cuda")
+    bias, shift = torch.zeros(s.ffn, device="cuda"), torch.zeros(s.ffn, device="cuda", dtype=BF16)
     yield from pair(
         "GELU, forward",
         "GELU, backward with the bias",
         randn(rows, s.ffn),
         [randn(rows, s.ffn)],
-        ours=activation.gelu,
-        ours_backward=lambda x, grads: activation.gelu_backward(grads[0], x, bias),
+        ours=lambda x: activation.gelu(x, shift),
+        ours_backward=lambda x, grads: activation.gelu_backward(grads[0], x, shift, bias),
         plain=lambda x: F.gelu(x, approximate="tanh"),
         bias=bias,
     )

@@ -16,7 +16,7 @@ from dcpbench.data.stream import IGNORE_INDEX, SampleStream
 from dcpbench.dcp.attention.backend import Attention, Backend
 from dcpbench.dcp.attention.layout import to_device
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
-from dcpbench.dcp.packing import AttentionLayout, RankPack, attention_layout, pack_rank, padded_lengths
+from dcpbench.dcp.packing import AttentionLayout, RankPack, pack_rank, padded_lengths, training_layout
 from dcpbench.dcp.workload import BatchPlan, Job, Scheduler
 from dcpbench.worker.parallel.gradients import reduces_early
 
@@ -72,7 +72,7 @@ class BatchBuilder:
             for job in (plan.jobs[index] for index in plan.jobs_by_rank[self._rank]):
                 own = lengths[list(job.samples)]
                 padded = padded_lengths(own, padding, job.size)
-                yield attention_layout(own, padded, job.size, self._rank - job.first_rank)
+                yield training_layout(padded, job.size, self._rank - job.first_rank)
 
     def build(self, iteration: int) -> RankBatch:
         """This rank's share of the global batch of `iteration` (from 1)."""

@@ -9,7 +9,7 @@ to the buffer with a second kernel and free it. A weight without `main_grad` get
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,14 +61,14 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, bias_grad: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight_grad, ctx.bias_grad = main_grad_of(weight), bias_grad
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if bias is not None or x.ndim != 2 else x.mm(weight.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         add_product(ctx.weight_grad, grad, x)
         add_bias_gradient(ctx.bias_grad, grad)
-        return grad @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        return grad.mm(weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class Linear(nn.Linear):
@@ -78,28 +78,41 @@ class Linear(nn.Linear):
         inputs: columns of x.
         outputs: columns of the result.
         bias: whether there is one.
-        sums_bias: whether the backward sums the gradient of the bias; if not, on CUDA the user of the result does,
-            while it passes over that gradient (see `fused.py`).
+        user_does: what the user of the result does about the bias on CUDA, while it passes over the result or its
+            gradient anyway (see `fused.py`): nothing; sum its `gradient`; or `all`, which is to add it as well.
     """
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, *, sums_bias: bool = True) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        bias: bool = True,
+        *,
+        user_does: Literal["nothing", "gradient", "all"] = "nothing",
+    ) -> None:
         super().__init__(inputs, outputs, bias=bias)
-        self.sums_bias = sums_bias
+        self._user_does = user_does
 
     def forward(self, input: Tensor) -> Tensor:
         """See the class."""
         if main_grad_of(self.weight) is None:
             return F.linear(input, self.weight, self.bias)
-        return _Linear.apply(input, self.weight, self.bias, self.bias_grad(input))
+        return _Linear.apply(input, self.weight, self.own_bias(input), self.bias_grad(input))
+
+    def own_bias(self, input: Tensor) -> Tensor | None:
+        """The bias, where this layer adds it."""
+        return None if self._user_does == "all" and self._has_user(input) else self.bias
 
     def bias_grad(self, input: Tensor) -> Tensor | None:
         """Where this layer's own backward adds the gradient of its bias, if it is the one to do so."""
-        return main_grad_of(self.bias) if self.sums_bias or not kernels_serve(input) else None
+        return None if self._has_user(input) else main_grad_of(self.bias)
 
-    @property
-    def bias_for_user(self) -> Tensor | None:
-        """The bias, where the user of the result is to sum its gradient."""
-        return None if self.sums_bias else self.bias
+    def bias_for_user(self, input: Tensor) -> Tensor | None:
+        """The bias, where the user of the result does something about it; `input` is any tensor of the layer's type."""
+        return self.bias if self._has_user(input) else None
+
+    def _has_user(self, input: Tensor) -> bool:
+        return self._user_does != "nothing" and kernels_serve(input) and main_grad_of(self.weight) is not None
 
 
 class _Embedding(torch.autograd.Function):

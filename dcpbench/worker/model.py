@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,21 +41,22 @@ class Block(nn.Module):
         self.heads, self.kv_heads, self.dim = model.attention_heads, model.kv, model.dim
         self.gated = modern
         width, bias = model.hidden_size, not modern
-        # The branches' biases get their gradient where the branches are added; selective recomputation splits that.
-        sums = recompute == "selective"
+        # The branches' biases are added, and get their gradient, where the branches are added; selective
+        # recomputation splits that.
+        adds: Literal["nothing", "all"] = "nothing" if recompute == "selective" else "all"
         self.attention_norm = _norm(model)
-        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias, sums_bias=False)
-        self.attention_out = Linear(self.heads * self.dim, width, bias, sums_bias=sums)
+        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.dim, bias, user_does="gradient")
+        self.attention_out = Linear(self.heads * self.dim, width, bias, user_does=adds)
         self.ffn_norm = _norm(model)
-        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if modern else 1), bias, sums_bias=False)
-        self.ffn_out = Linear(model.ffn_hidden_size, width, bias, sums_bias=sums)
+        self.ffn_in = Linear(width, model.ffn_hidden_size * (2 if modern else 1), bias, user_does="all")
+        self.ffn_out = Linear(model.ffn_hidden_size, width, bias, user_does=adds)
 
     def forward(
         self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None, rope: Rope | None, attention: Attention
     ) -> tuple[Tensor, Tensor]:
         """(stream, branch) -> (stream, branch), all (rows, width): the branch is still to be added to the stream.
 
-        `branch_bias` is the bias of the layer that made the branch, if it leaves the gradient to the adding.
+        `branch_bias` is the bias of the layer that made the branch, if it leaves it to the adding.
         """
         if self.recompute == "full":
             x, branch = recomputed(lambda x, branch: self._forward(x, branch, branch_bias, rope, attention), x, branch)
@@ -66,9 +67,9 @@ class Block(nn.Module):
         self, x: Tensor, branch: Tensor | None, branch_bias: Tensor | None, rope: Rope | None, attention: Attention
     ) -> tuple[Tensor, Tensor]:
         x, qkv = self._after_norm(x, branch, branch_bias, self.attention_norm, self.qkv)
-        q_thd, k_thd, v_thd = heads_of(qkv, self.heads, self.kv_heads, rope, self.qkv.bias_for_user)
+        q_thd, k_thd, v_thd = heads_of(qkv, self.heads, self.kv_heads, rope, self.qkv.bias_for_user(x))
         branch = self.attention_out(attention(q_thd, k_thd, v_thd).flatten(1))
-        x, inner = self._after_norm(x, branch, self.attention_out.bias_for_user, self.ffn_norm, self.ffn_in)
+        x, inner = self._after_norm(x, branch, self.attention_out.bias_for_user(x), self.ffn_norm, self.ffn_in)
         if self.recompute == "selective":
             return x, linear_of(self.ffn_out, self._activation, inner)
         return x, self.ffn_out(self._activation(inner))
@@ -83,13 +84,12 @@ class Block(nn.Module):
         x, normed = add_norm(x, branch, norm, branch_bias)
         return x, linear(normed)
 
-    @property
-    def bias_for_user(self) -> Tensor | None:
-        """The bias of the layer that makes this block's branch, if it leaves the gradient to the adding."""
-        return self.ffn_out.bias_for_user
+    def bias_for_user(self, x: Tensor) -> Tensor | None:
+        """The bias of the layer that makes this block's branch, if it leaves it to the adding."""
+        return self.ffn_out.bias_for_user(x)
 
     def _activation(self, inner: Tensor) -> Tensor:
-        return swiglu(inner) if self.gated else gelu(inner, self.ffn_in.bias_for_user)
+        return swiglu(inner) if self.gated else gelu(inner, self.ffn_in.bias_for_user(inner))
 
 
 class GPT(nn.Module):
@@ -135,7 +135,7 @@ class GPT(nn.Module):
                 entry = x if branch is None else branch
                 entry.register_hook(functools.partial(_tell, finished, f"blocks.{number}"))
             x, branch = block(x, branch, branch_bias, rope, attention)
-            branch_bias = block.bias_for_user
+            branch_bias = block.bias_for_user(x)
         _, normed = add_norm(x, branch, self.final_norm, branch_bias)
         loss_sum = linear_cross_entropy(normed, self.output.weight, labels)
         if finished is not None and self.output is not self.embedding:

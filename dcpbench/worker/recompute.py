@@ -48,7 +48,7 @@ class _LinearOf(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor], linear: Linear) -> Tensor:
         ctx.run, ctx.weight_grad, ctx.bias_grad = run, main_grad_of(weight), linear.bias_grad(x)
         ctx.save_for_backward(x, weight)
-        return F.linear(run(x), weight, linear.bias)
+        return F.linear(run(x), weight, linear.own_bias(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:

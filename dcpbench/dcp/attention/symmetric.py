@@ -28,13 +28,14 @@ from torch import Tensor
 from dcpbench.dcp.attention.layout import DeviceLayout, to_device
 from dcpbench.dcp.attention.mapped import MappedPair
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.launching import kernel
 from dcpbench.dcp.packing import Run
 
 ALIGNMENT = 256
 """Mapped buffers start at multiples of so many elements."""
 
 
-@triton.jit
+@kernel()
 def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -44,7 +45,7 @@ def _put(k, v, out, k_stride, v_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     tl.store(target + WIDTH, tl.load(v + row * v_stride + columns, mask=inside), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(numbers=("rows",))
 def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     # Row r of the result is row origins[r] of all ranks' rows, one rank after the other. `rows` differs
     # between microbatches; specialised, the kernel would be compiled again in the middle of a run.
@@ -57,7 +58,7 @@ def _pick(peers, origins, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * WIDTH + columns, values, mask=inside)
 
 
-@triton.jit
+@kernel()
 def _add_up(
     peers, table, out, extra, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, EXTRA: tl.constexpr
 ):
@@ -76,7 +77,7 @@ def _add_up(
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel()
 def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
     # Two partial attentions of one row become one, in place: weights from their log-sum-exps.
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
@@ -97,7 +98,7 @@ def _merge(out, other, lse, other_lse, rows, HEADS: tl.constexpr, DIM: tl.conste
     tl.store(lse + head, both, mask=inside & (columns % DIM == 0))
 
 
-@triton.jit
+@kernel()
 def _add_rows(total, part, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -124,7 +125,7 @@ def add_rows(total: Tensor, part: Tensor, rows: Tensor) -> None:
         _add_rows[(len(rows),)](total, part, rows, width, triton.next_power_of_2(width))
 
 
-@triton.jit(do_not_specialize=["first", "size", "rank"])
+@kernel(numbers=("first", "size", "rank"))
 def _signal_and_wait(signals, meetings, first, size, rank, LANES: tl.constexpr):
     # One lane for each member but this rank; `meetings` counts those with each of them. Release and acquire
     # order what this rank wrote before, in earlier kernels, and what it reads afterwards.

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dcpbench.dcp.launching import kernel
 from dcpbench.worker.kernels.columns import add_columns, processors
 
 _COLUMNS = 1024
@@ -24,30 +25,38 @@ def _gelu_parts(x):
     return s, slope
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _gelu(x, out, rows, width, BLOCK: tl.constexpr):
-    # As a product, the number of elements is seen to be a multiple of 16 where the width is: wide loads.
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < rows.to(tl.int64) * width
-    value = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+@kernel(numbers=("rows",))
+def _gelu(x, bias, out, rows, width, BIAS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    # Program (r, c): ROWS rows from r x ROWS on, columns of block c.
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    offsets = places.to(tl.int64)[:, None] * width + columns[None, :]
+    mask = (places < rows)[:, None] & inside[None, :]
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    if BIAS:
+        value += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
     s, _ = _gelu_parts(value)
-    tl.store(out + offsets, (value * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offsets, (value * s).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "strips"])
+@kernel(numbers=("rows", "strips"))
 def _gelu_backward(
-    grad_out, x, grad, parts, rows, width, strips, BIAS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+    grad_out, x, bias, grad, parts, rows, width, strips, BIAS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
     # Program (c, s): columns of block c, rows s x ROWS, (s + strips) x ROWS, ...
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     strip = tl.program_id(1)
     inside = columns < width
     total = tl.zeros([COLUMNS], tl.float32)
+    shift = tl.zeros([COLUMNS], tl.float32)
+    if BIAS:
+        shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     for start in range(strip * ROWS, rows, strips * ROWS):
         places = start + tl.arange(0, ROWS)
         offsets = places.to(tl.int64)[:, None] * width + columns[None, :]
         mask = (places < rows)[:, None] & inside[None, :]
-        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) + shift[None, :]
         incoming = tl.load(grad_out + offsets, mask=mask, other=0.0).to(tl.float32)
         s, slope = _gelu_parts(value)
         result = incoming * (s + value * s * (1.0 - s) * slope)
@@ -58,7 +67,7 @@ def _gelu_backward(
         tl.store(parts + strip.to(tl.int64) * width + columns, total, mask=inside)
 
 
-@triton.jit
+@kernel()
 def _swiglu(x, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -68,7 +77,7 @@ def _swiglu(x, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel()
 def _swiglu_backward(grad_out, x, grad, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -83,16 +92,23 @@ def _swiglu_backward(grad_out, x, grad, width, BLOCK: tl.constexpr):
     tl.store(grad + here + width, (incoming * gate * s).to(grad.dtype.element_ty), mask=inside)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """GELU, tanh form, of x (rows, width), contiguous."""
+def gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    """GELU, tanh form, of x + bias (rows, width), contiguous; bias (width,)."""
+    rows, width = x.shape
     out = torch.empty_like(x)
-    if x.numel():
-        _gelu[(triton.cdiv(x.numel(), _COLUMNS * _ROWS),)](x, out, *x.shape, BLOCK=_COLUMNS * _ROWS, num_warps=_WARPS)
+    if rows:
+        _gelu[(triton.cdiv(rows, _ROWS), triton.cdiv(width, _COLUMNS))](
+            x, x if bias is None else bias, out, rows, width, BIAS=bias is not None, COLUMNS=_COLUMNS, ROWS=_ROWS,
+            num_warps=_WARPS,
+        )  # fmt: skip
     return out
 
 
-def gelu_backward(grad_out: Tensor, x: Tensor, bias_total: Tensor | None) -> Tensor:
-    """The gradient of x (rows, width), contiguous; its sum over rows is added to `bias_total` (width,), float32."""
+def gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor | None, bias_total: Tensor | None) -> Tensor:
+    """The gradient of x (rows, width), contiguous; with a bias its sum over rows is added to `bias_total` (width,).
+
+    `bias_total` is float32, and there is one where there is a bias.
+    """
     rows, width = x.shape
     grad = torch.empty_like(x)
     if rows == 0:
@@ -101,8 +117,8 @@ def gelu_backward(grad_out: Tensor, x: Tensor, bias_total: Tensor | None) -> Ten
     strips = min(triton.cdiv(rows, _ROWS), max(1, _STRIPS * processors(x.device) // blocks))
     parts = x.new_empty(1, strips, width, dtype=torch.float32)
     _gelu_backward[(blocks, strips)](
-        grad_out.contiguous(), x, grad, parts, rows, width, strips, BIAS=bias_total is not None, COLUMNS=_COLUMNS,
-        ROWS=_ROWS, num_warps=_WARPS,
+        grad_out.contiguous(), x, x if bias is None else bias, grad, parts, rows, width, strips,
+        BIAS=bias is not None, COLUMNS=_COLUMNS, ROWS=_ROWS, num_warps=_WARPS,
     )  # fmt: skip
     if bias_total is not None:
         add_columns(parts, [bias_total])

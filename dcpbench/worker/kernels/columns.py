@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dcpbench.dcp.launching import kernel
+
 _BLOCK = 64
 _ROWS = 32
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(numbers=("rows",))
 def _add_columns(parts, first, second, third, rows, width, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     # parts (targets, rows, width); target t += the sum of parts[t] over its rows.
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dcpbench.dcp.launching import kernel
+
 BLOCK = 8192
 """Columns a program holds at once (a smaller vocabulary: as many as it needs)."""
 WARPS = 16
 
 
 # Labels and losses begin anywhere: compiled for an alignment, it would be compiled again in the middle of a run.
-@triton.jit(do_not_specialize_on_alignment=["labels", "losses"])
+@kernel(unaligned=("labels", "losses"))
 def _cross_entropy(logits, labels, losses, vocabulary, stride, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     # rows x vocabulary may exceed 2^31 elements: rows are numbered in 64 bits.
     row = tl.program_id(0).to(tl.int64)

@@ -1,8 +1,8 @@
 """LayerNorm and RMSNorm, with the addition to the residual stream in front and behind.
 
-Forward: total = x + branch, normed = norm(total), in one pass. Backward: the gradient of total from
-both of its uses, and the column sums that norm weight, norm bias and the branch's bias want, in one pass.
-Arithmetic is float32 whatever the type of the tensors.
+Forward: total = x + branch, with the bias of what made the branch; normed = norm(total), in one pass. Backward:
+the gradient of total from both of its uses, and the column sums that norm weight, norm bias and the branch's
+bias want, in one pass. Arithmetic is float32 whatever the type of the tensors.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dcpbench.dcp.launching import kernel
 from dcpbench.worker.kernels.columns import add_columns, processors
 
 PROGRAMS = 2
 """Backward programs per multiprocessor; each leaves one row of partial column sums."""
 
 
-@triton.jit
+@kernel()
 def _add_norm(
-    x, branch, total, normed, weight, bias, means, scales, width, eps,
-    ADD: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    x, branch, branch_bias, total, normed, weight, bias, means, scales, width, eps,
+    ADD: tl.constexpr, ADD_BIAS: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -29,7 +30,10 @@ def _add_norm(
     here = row * width + columns
     value = tl.load(x + here, mask=inside, other=0.0)
     if ADD:
-        value = (value.to(tl.float32) + tl.load(branch + here, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
+        wide = value.to(tl.float32) + tl.load(branch + here, mask=inside, other=0.0).to(tl.float32)
+        if ADD_BIAS:
+            wide += tl.load(branch_bias + columns, mask=inside, other=0.0).to(tl.float32)
+        value = wide.to(value.dtype)
         tl.store(total + here, value, mask=inside)
     # What is normalised is what was stored, rounding included.
     value = value.to(tl.float32)
@@ -45,7 +49,7 @@ def _add_norm(
     tl.store(normed + here, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "programs"])
+@kernel(numbers=("rows", "programs"))
 def _add_norm_backward(
     grad_normed, grad_total, total, weight, means, scales, grad, parts, rows, width, programs,
     ADDED: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr, BRANCH: tl.constexpr, BLOCK: tl.constexpr,
@@ -90,11 +94,17 @@ def _add_norm_backward(
 
 
 def add_norm(
-    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
+    x: Tensor,
+    branch: Tensor | None,
+    branch_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(total, normed, means, scales): LayerNorm (centred) or RMSNorm of x + branch.
+    """(total, normed, means, scales): LayerNorm (centred) or RMSNorm of x + branch + branch_bias.
 
-    Shapes: x, branch, total and normed (rows, width) contiguous; weight and bias (width,); means and scales
+    Shapes: x, branch, total and normed (rows, width) contiguous; weight and biases (width,); means and scales
     (rows,) float32. Without a branch total is x itself.
     """
     rows, width = x.shape
@@ -102,12 +112,14 @@ def add_norm(
     branch = None if branch is None else branch.contiguous()
     total = x if branch is None else torch.empty_like(x)
     normed = torch.empty_like(x)
-    means, scales = x.new_empty(2, rows, dtype=torch.float32)
+    means = x.new_empty(rows, dtype=torch.float32)
+    scales = x.new_empty(rows, dtype=torch.float32)
     if rows:
         block = triton.next_power_of_2(width)
         _add_norm[(rows,)](
-            x, x if branch is None else branch, total, normed, weight, weight if bias is None else bias, means, scales,
-            width, eps, ADD=branch is not None, CENTRED=centred, BIAS=bias is not None, BLOCK=block,
+            x, x if branch is None else branch, weight if branch_bias is None else branch_bias, total, normed, weight,
+            weight if bias is None else bias, means, scales, width, eps, ADD=branch is not None,
+            ADD_BIAS=branch_bias is not None, CENTRED=centred, BIAS=bias is not None, BLOCK=block,
             num_warps=_warps(block),
         )  # fmt: skip
     return total, normed, means, scales

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dcpbench.dcp.launching import kernel
 from dcpbench.worker.kernels.columns import add_columns, processors
 
 _ROWS = 16
@@ -19,7 +20,7 @@ _STRIPS = 24
 """Strips of rows per multiprocessor, over all heads, at most; each leaves a row of partial sums."""
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(numbers=("rows",))
 def _rotate(qkv, cosines, sines, rows, width, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     # In place. Dimension i of a head goes with dimension i + HALF.
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -35,7 +36,7 @@ def _rotate(qkv, cosines, sines, rows, width, HALF: tl.constexpr, BLOCK: tl.cons
     tl.store(here + HALF, (second * cosine + first * sine).to(qkv.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "strips"])
+@kernel(numbers=("rows", "strips"))
 def _join(
     grad_q, grad_k, grad_v, q_row, q_head, k_row, k_head, v_row, v_head, grad, parts, cosines, sines,
     rows, width, strips, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,

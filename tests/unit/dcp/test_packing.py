@@ -97,8 +97,10 @@ def test_offsets_that_are_none_are_refused(offsets: list) -> None:
 def test_a28_one_token_on_two_ranks_is_padded_to_four() -> None:
     packs = [pack(Documents([42]), 2, rank) for rank in range(2)]
     assert [p.tokens.tolist() for p in packs] == [[42, 0], [0, 0]]
-    assert packs[0].layout.query_offsets.tolist() == [0, 1]
-    assert packs[1].layout.query_offsets.tolist() == [0]
+    # Padding is the end of its sequence: rank 0 has positions 0 and 3, and each sees what is before it.
+    assert packs[0].layout.query_offsets.tolist() == [0, 1, 2]
+    assert packs[0].layout.key_offsets.tolist() == [0, 1, 5]
+    assert [p.layout.query_rows for p in packs] == [None, None]
     assert sum(len(p.tokens) for p in packs) - 1 == 3
 
 

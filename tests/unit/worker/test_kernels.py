@@ -130,7 +130,8 @@ def test_norms_are_torchs(rows: int, width: int, centred: bool, branched: bool) 
     weight, bias = torch.randn(2, width, dtype=torch.float64, device=DEVICE)
     weight.requires_grad_()
     bias.requires_grad_()
-    total = x + branch if branched else x
+    branch_bias = torch.randn(width, device=DEVICE)
+    total = x + branch + branch_bias.double() if branched else x
     shape = (width,)
     if centred:
         normed = torch.nn.functional.layer_norm(total, shape, weight, bias, 1e-5)
@@ -140,8 +141,8 @@ def test_norms_are_torchs(rows: int, width: int, centred: bool, branched: bool) 
     ((normed * grad_normed).sum() + (total * grad_total).sum()).backward()
 
     got_total, got, means, scales = norm.add_norm(
-        x.detach().float(), branch.detach().float() if branched else None, weight.detach().float(),
-        bias.detach().float() if centred else None, 1e-5, centred,
+        x.detach().float(), branch.detach().float() if branched else None, branch_bias if branched else None,
+        weight.detach().float(), bias.detach().float() if centred else None, 1e-5, centred,
     )  # fmt: skip
     torch.testing.assert_close(got_total.double(), total.detach(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(got.double(), normed.detach(), rtol=1e-5, atol=1e-5)
@@ -166,16 +167,18 @@ def test_norms_are_torchs(rows: int, width: int, centred: bool, branched: bool) 
 def test_gelu_is_torchs(rows: int, width: int) -> None:
     torch.manual_seed(4)
     x = 3 * torch.randn(rows, width, device=DEVICE)
-    exact = x.double().requires_grad_()
+    bias, total = torch.randn(width, device=DEVICE), torch.ones(width, device=DEVICE)
+    exact = (x.double() + bias.double()).requires_grad_()
     grad_out = torch.randn(rows, width, device=DEVICE)
     expected = torch.nn.functional.gelu(exact, approximate="tanh")
     expected.backward(grad_out.double())
-    torch.testing.assert_close(activation.gelu(x).double(), expected.detach(), rtol=1e-5, atol=1e-6)
-    bias = torch.ones(width, device=DEVICE)
-    got = activation.gelu_backward(grad_out, x, bias)
+    torch.testing.assert_close(activation.gelu(x, bias).double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    got = activation.gelu_backward(grad_out, x, bias, total)
     torch.testing.assert_close(got.double(), exact.grad, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(bias.double() - 1, exact.grad.sum(0), rtol=1e-4, atol=1e-4)
-    assert torch.equal(activation.gelu_backward(grad_out, x, None), got)
+    torch.testing.assert_close(total.double() - 1, exact.grad.sum(0), rtol=1e-4, atol=1e-4)
+    # Without a bias: the same of what has it already.
+    torch.testing.assert_close(activation.gelu(x + bias, None), activation.gelu(x, bias), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(activation.gelu_backward(grad_out, x + bias, None, None), got, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 1030), (0, 8)])
