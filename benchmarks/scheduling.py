@@ -163,7 +163,8 @@ def random_instances(count: int) -> None:
         ranks = rng.randint(1, 128)
         menu: Menu = MENUS[number % len(MENUS)]
         node = rng.choice([8, 8, 4, 1]) if menu == "pow2" else rng.choice([8, 8, 6, 4, 1])
-        cost = replace(H200_1B, node_size=node, floor=rng.choice([0.0, 0.01]), floor_shared=rng.choice([0.0, 0.02]))
+        floor, floor_shared = rng.choice([(0.0, 0.0), (0.01, 0.01), (0.01, 0.02)])
+        cost = replace(H200_1B, node_size=node, floor=floor, floor_shared=floor_shared)
         lengths = random_lengths(rng, rng.randint(1, 4 * ranks + 40))
         needed = max(lengths) + 2 * ranks  # with padding for the whole domain
         capacity = max(2, math.ceil(needed / ranks * rng.uniform(1.0, 3.3)))

@@ -178,11 +178,17 @@ class Laminar:
         return frozenset(self.groups()) if self.menu == "pow2" else None
 
     @cached_property
-    def _menus(self) -> dict[Menu, tuple[int, ...]]:
-        """The scheduler's own menu, and what of the others lies within it."""
-        own = menu_sizes(self.menu, self.domain.ranks, self.cost.node_size)
-        menus: dict[Menu, tuple[int, ...]] = {self.menu: own}
+    def _menus(self) -> dict[str, tuple[int, ...]]:
+        """The scheduler's own menu, and what of the others lies within it.
+
+        `whole` leaves out sizes of more than half the ranks but not all: one such group leaves the others idle.
+        """
+        ranks = self.domain.ranks
+        own = menu_sizes(self.menu, ranks, self.cost.node_size)
+        menus: dict[str, tuple[int, ...]] = {self.menu: own}
         names: tuple[Menu, ...] = ("pow2", "any", "even")
         for name in names if self.menu == "any" else ():
-            menus[name] = tuple(k for k in menu_sizes(name, self.domain.ranks, self.cost.node_size) if k in own)
-        return menus
+            menus[name] = tuple(k for k in menu_sizes(name, ranks, self.cost.node_size) if k in own)
+        first = menus.get("pow2", own)
+        whole = tuple(k for k in first if 2 * k <= ranks or k == ranks)
+        return menus if whole == first else {**menus, "whole": whole}

@@ -22,7 +22,6 @@ from dcpbench.dcp.schedulers.laminar_instance import (
 )
 from dcpbench.dcp.schedulers.laminar_placement import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE, place_all
 from dcpbench.dcp.schedulers.laminar_polish import keep, polish, squared
-from dcpbench.dcp.schedulers.laminar_sizes import Menu
 
 STEP_SECONDS = 7e-9
 """What one step of the search costs about, compiled; only the default budget rests on it."""
@@ -51,7 +50,7 @@ FEW, FINE, COARSE = 4096, 0.003, 0.01
 class Candidate:
     """One pass to try: sizes for a target, and the rules of `laminar_placement`."""
 
-    menu: Menu
+    menu: str
     """Narrows the scheduler's sizes."""
     target: float
     fit: int = 0
@@ -67,7 +66,7 @@ class Candidate:
 class Search:
     """The best plan so far, in `best`, and the steps left."""
 
-    def __init__(self, batch: Batch, menus: Mapping[Menu, tuple[int, ...]], budget: int | None) -> None:
+    def __init__(self, batch: Batch, menus: Mapping[str, tuple[int, ...]], budget: int | None) -> None:
         """`menus` are the scheduler's own and what of narrower ones lies within it."""
         samples, sizes = len(batch.lengths), len(batch.sizes)
         self.batch, self.instance, self.menus = batch, batch.instance, menus
@@ -87,7 +86,7 @@ class Search:
         """Seconds of the best plan; infinite before the first."""
         self._spread = 0.0
         self._candidate: Candidate | None = None
-        self.allowed: dict[Menu, Vector] = {}
+        self.allowed: dict[str, Vector] = {}
         self._tried: dict[tuple[object, ...], float] = {}
         """Seconds of what was tried."""
         self._last = self.budget
@@ -192,15 +191,14 @@ class Search:
                     yield
 
     def _floors(self) -> Iterator[None]:
-        """Impose ever larger smallest sizes, until two in a row do not help."""
-        sizes, worse = self.menus[self._first], 0
+        """Impose ever larger smallest sizes than the best plan has, until two in a row do not help, and the largest."""
+        sizes, worse, samples = self.menus[self._first], 0, len(self.batch.lengths)
+        used = max(j for j in range(len(self.batch.sizes)) if self.best.ends[j] == samples)
         for floor, k in enumerate(self.batch.sizes):
-            if floor > 0 and k in sizes:
+            if floor > used and k in sizes and (worse < 2 or k == sizes[-1]):
                 best = self.time
                 worse = worse + 1 if self._attempt(Candidate(self._first, self.bound, floor=floor)) >= best else 0
                 yield
-                if worse == 2:
-                    break
 
     def _bisected(self, candidate: Candidate) -> Iterator[None]:
         """Halve the interval in which the least target lies that rule fit can keep."""
@@ -247,7 +245,7 @@ class Search:
         return fixed > DEAR * (cost.base + cost.token * self.batch.capacity)
 
     @property
-    def _first(self) -> Menu:
+    def _first(self) -> str:
         return "pow2" if "pow2" in self.menus else next(iter(self.menus))
 
 

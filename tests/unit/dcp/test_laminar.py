@@ -264,6 +264,28 @@ def test_a_larger_budget_never_makes_the_plan_longer() -> None:
     assert times[2] <= 1.1 * lower_bound(lengths, 16, 8192, made.group_sizes(), H200_1B)
 
 
+@pytest.mark.parametrize("menu", MENUS)
+@pytest.mark.parametrize(("ranks", "samples", "length", "capacity"), [(7, 52, 53318, 13799), (29, 40, 111361, 10426)])
+def test_no_ranks_left_idle_beside_a_group_of_more_than_half(
+    menu: Menu, ranks: int, samples: int, length: int, capacity: int
+) -> None:
+    made, greedy = Laminar(Domain(ranks, 1), capacity, menu=menu), DefaultDynamicCp(Domain(ranks, 1), capacity)
+    lengths = [length] * samples
+    ours = simulate(made.plan(lengths), lengths, MINIMAL, H200_1B).makespan
+    assert ours <= 1.01 * simulate(greedy.plan(lengths), lengths, MINIMAL, H200_1B).makespan
+
+
+def test_few_microbatches_where_the_host_is_the_limit() -> None:
+    # 40 samples fit six microbatches, two on each rank; one more would cost half as much again.
+    rng = random.Random(2)
+    cost = replace(H200_1B, floor=0.05, floor_shared=0.05)
+    lengths = [rng.randint(20, 60) for _ in range(40)]
+    capacity = -(-sum(lengths) // 6) + 4
+    plan = Laminar(Domain(3, 1), capacity, cost=cost).plan(lengths)
+    assert len(plan.jobs) == 6
+    assert simulate(plan, lengths, MINIMAL, cost).makespan == pytest.approx(0.1)
+
+
 def test_shorter_than_the_dynamic_rule_on_a_long_tail() -> None:
     rng = random.Random(4)
     lengths = [min(16384, max(64, int(rng.lognormvariate(7, 1.4)))) for _ in range(64)]
