@@ -39,9 +39,7 @@ from dcpbench.worker.optimizer import Optimizer
 from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.parameters import FlatParameters
 from dcpbench.worker.profile import Profiler
-
-WARMED_ITERATIONS = 500
-"""Iterations whose attention is compiled ahead; a later one rarely has a shape that none of these had."""
+from dcpbench.worker.warming import ITERATIONS, warm
 
 
 def main() -> None:
@@ -131,9 +129,9 @@ def run(launch: Launch) -> None:
     }  # fmt: skip
     builders = {case: BatchBuilder(stream, scheduler, dist.get_rank()) for case, scheduler in schedulers.items()}
     stager = Stager(attention, groups, device)
-    # Kernels are compiled for shapes; the shapes of a run are known before it starts.
+    # The shapes of a run are known before it starts.
     for builder in builders.values():
-        attention.warm(builder.layouts(range(1, min(spec.training.iterations, WARMED_ITERATIONS) + 1)))
+        warm(model, attention, builder.layouts(range(1, min(spec.training.iterations, ITERATIONS) + 1)))
     profiler = Profiler(launch.folder / profiles.FOLDER, dist.get_rank(), spec.training.profile_iterations, device)
     trainer = Trainer(model, reduction, optimizer, profiler, device)
     if launch.calibration is not None:

@@ -22,6 +22,7 @@ from dcpbench.worker.clock import mark, seconds_between
 from dcpbench.worker.loop import forward_backward
 from dcpbench.worker.memory import out_of_memory, settle
 from dcpbench.worker.model import GPT
+from dcpbench.worker.warming import warm
 
 BURST_SECONDS, MOST_IN_BURST = 0.1, 4
 """Short microbatches are timed several in a row, as training runs them: the host queues one while the device works
@@ -44,7 +45,7 @@ class Timer:
     def time_all(self, calibration: Calibration, folder: Path) -> None:
         """Times every point; rank 0 writes the answer to `folder`. Gradients hold sums of no meaning afterwards."""
         packs = self._packs(calibration.points)
-        self._attention.warm(pack.layout for pack in packs if pack is not None)
+        warm(self._model, self._attention, [pack.layout for pack in packs if pack is not None])
         settle(self._device)
         end = time.perf_counter() + calibration.seconds
         timings = []

@@ -12,6 +12,7 @@ from dcpbench.worker.loss import linear_cross_entropy
 from dcpbench.worker.model import GPT, initialise
 from dcpbench.worker.optimizer import Optimizer
 from dcpbench.worker.parameters import FlatParameters
+from dcpbench.worker.warming import warm_products
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,6 +110,18 @@ def test_loss_and_gradients_are_those_of_float64(rows: int, vocabulary: int) -> 
     assert relative(weight.main_grad, grad_weight) < 6e-3
     assert off_scale(weight.main_grad, grad_weight) < 5e-4
     assert (hidden.grad[1::7] == 0).all()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_products_are_tried_beforehand_without_a_trace(recompute: str) -> None:
+    model = spec.Model(layers=2, hidden_size=64, ffn_hidden_size=128, attention_heads=4, vocab_size=1009)
+    with torch.device("meta"):
+        gpt = GPT(model, 128, recompute)  # type: ignore[arg-type]
+    flat = FlatParameters(gpt, torch.bfloat16, cuda(), torch.float32)
+    flat.fill(lambda weights: initialise(weights, model, 3))
+    warm_products(gpt, {1, 64, 333, 0})
+    assert (flat.grad == 0).all()
+    assert all(parameter.grad is None for parameter in gpt.parameters())
 
 
 def test_rows_times_vocabulary_beyond_32_bits() -> None:
