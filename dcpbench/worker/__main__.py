@@ -60,6 +60,7 @@ def main() -> None:
         print(f"dcpbench worker: rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         leave(1)
     dist.destroy_process_group()
+    leave(0)
 
 
 def _fail(rank: int, error: DcpbenchError) -> NoReturn:

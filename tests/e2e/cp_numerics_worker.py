@@ -23,6 +23,7 @@ from dcpbench.dcp.attention.transport import CollectiveTransport
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
 from dcpbench.dcp.packing import attention_layout, offsets_of, pack_rank, ranges, segments_of
 from dcpbench.dcp.workload import PaddingRule
+from dcpbench.worker.lifetime import leave
 from dcpbench.worker.model import GPT, initialise
 from dcpbench.worker.parameters import FlatParameters
 
@@ -159,6 +160,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.workload import MINIMAL, BatchPlan, Domain, Job, check_plan
+from dcpbench.worker.lifetime import leave
 
 CAPACITY = 96
 
@@ -74,6 +75,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from dcpbench.dcp.packing import pack_rank
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.worker.emit import RankMeasurement, Statistics
+from dcpbench.worker.lifetime import leave
 from dcpbench.worker.model import GPT, initialise
 from dcpbench.worker.parameters import FlatParameters
 
@@ -134,6 +135,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from dcpbench.dcp.attention.layout import DeviceLayout, device_layout
 from dcpbench.dcp.attention.transport import CollectiveTransport, Transport
 from dcpbench.dcp.groups import RuntimeGroups
 from dcpbench.dcp.packing import attention_layout
+from dcpbench.worker.lifetime import leave
 
 KV_HEADS, DIM = 2, 24
 JOBS = 60
@@ -162,6 +163,7 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)
 
 
 if __name__ == "__main__":
