@@ -1,6 +1,7 @@
 """What `gpu.csv` knows of a launch that may have slowed it, as a whole and in single iterations.
 
-Heat, power faults and lowered clocks, other programs on its GPUs or its cores. Samples and records carry the time
+Heat, power faults and lowered clocks, other programs on its GPUs or its cores, while it worked: what a GPU does before
+training starts and when it has ended is nobody's time. Samples and records carry the time
 of day of one machine, so that a sample is known to belong to an iteration.
 """
 
@@ -30,6 +31,8 @@ _LOW_CLOCK = 0.9
 """Below this share of the GPU's median clock in the launch, a clock is lowered."""
 _BUSY_CORES = 1.0
 """Cores that other programs must take beyond their median in the launch to count."""
+_AT_WORK = 50.0
+"""Percent of the time that a kernel must have run for the sample to count; a GPU at rest lowers its clock."""
 _AROUND = 1.0
 """Seconds before and after an iteration of which a sample still tells: they come about once a second."""
 
@@ -70,7 +73,7 @@ def read(path: Path) -> Telemetry:
     """The telemetry of a launch from its `gpu.csv`; empty where there is none."""
     try:
         with path.open(encoding="utf-8", newline="", errors="replace") as file:
-            rows = list(csv.DictReader(file))
+            rows = [row for row in csv.DictReader(file) if _at_work(row)]
     except OSError:
         return Telemetry()
     clocks: dict[str, list[float]] = {}
@@ -98,6 +101,11 @@ def _causes(row: Mapping[str, str | None], usual: Mapping[str, float], quiet: fl
     if (_number(row, "other_cpu_cores") or 0.0) > quiet + _BUSY_CORES:
         found.append("other programs on the machine's cores")
     return list(dict.fromkeys(found))
+
+
+def _at_work(row: Mapping[str, str | None]) -> bool:
+    utilisation = _number(row, "utilisation_percent")
+    return utilisation is None or utilisation >= _AT_WORK
 
 
 def _words(row: Mapping[str, str | None]) -> list[str]:

@@ -110,7 +110,11 @@ def _iterations(analysis: Analysis, figure: Figure) -> None:
         axes.axvspan(0.5, analysis.warmup + 0.5, color=INK, alpha=0.15, linewidth=0, label="warm-up")
     _lines(analysis, axes, "seconds", 1000.0)
     axes.set(xlabel="iteration", ylabel="ms, slowest rank")
-    axes.set_ylim(bottom=0)
+    assert analysis.aligned is not None
+    measured = [analysis.aligned.of_case(case, "seconds") for case in COLOURS]
+    longest = max(float(np.nanmax(row[:, analysis.warmup :])) for row in measured if row is not None)
+    # The first iterations, which compile and allocate, may take ten times as long: they leave the picture.
+    axes.set_ylim(0, min(axes.get_ylim()[1], 1500.0 * longest))
     axes.legend(loc="upper right", fontsize=9, ncols=3)
 
 

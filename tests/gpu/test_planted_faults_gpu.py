@@ -100,9 +100,7 @@ def test_without_a_fault_the_cases_agree(columns: dict[str, tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("fault", ["scale", "shift", "drop"])
-def test_a_planted_fault_fails_at_the_first_step(
-    columns: dict[str, tuple[np.ndarray, np.ndarray]], fault: str
-) -> None:
+def test_a_planted_fault_fails_at_the_first_step(columns: dict[str, tuple[np.ndarray, np.ndarray]], fault: str) -> None:
     gates = {gate.name: gate for gate in compared(columns, fault).gates}
     assert gates["L1"].enforced
     assert not gates["L1"].passed, f"{fault}: {gates['L1'].statistic:.3g}, allowed {gates['L1'].limit:.3g}"

@@ -47,6 +47,15 @@ def test_what_disturbs_is_named_and_ordinary_work_is_not(tmp_path: Path) -> None
     assert disturbances.read(tmp_path / "none.csv").causes == ()
 
 
+def test_a_gpu_at_rest_is_not_disturbed(tmp_path: Path) -> None:
+    gpu_csv(tmp_path / "a.csv", [0] * 10, [0] * 10, clocks=[345] * 4 + [1980] * 6)
+    text = (tmp_path / "a.csv").read_text().splitlines()
+    at_rest = [line.replace(",99,", ",0,") if ",345," in line else line for line in text]
+    (tmp_path / "a.csv").write_text("\n".join(at_rest) + "\n")
+    assert disturbances.read(tmp_path / "a.csv").causes == ()
+    assert len(disturbances.read(tmp_path / "a.csv").samples) == 6
+
+
 def test_what_is_unusual_within_the_launch_counts(tmp_path: Path) -> None:
     """Clocks and loads are held against the rest of the launch; a power cap that always holds is ordinary."""
     quiet: list[object] = [0] * 10
