@@ -17,13 +17,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dcpbench import disturbances, lockstep, slowest
+from dcpbench import disturbances, lockstep, lockstep_control, slowest
 from dcpbench.align import KEYS, Aligned, align, expected_iterations
 from dcpbench.cautions import cautions, unsteady
 from dcpbench.disturbances import Telemetry
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
 from dcpbench.lockstep import Lockstep
+from dcpbench.lockstep_control import LockstepControl
 from dcpbench.predicted import add_predictions
 from dcpbench.profiles import LaunchProfile
 from dcpbench.results import CaseResult, LaunchResult, LayoutControl, Measured, case_result, launch_result
@@ -43,7 +44,7 @@ from dcpbench.stats.interval import (
     timing_floor,
 )
 from dcpbench.stats.lengths import LengthBin, by_longest
-from dcpbench.stats.lockstep import decide_paired
+from dcpbench.stats.lockstep import Sides, decide_paired
 from dcpbench.stats.parity import Parity, parity
 from dcpbench.stats.steadiness import without_outliers, workload_removed
 from dcpbench.stats.throughput import Speedup, log_ratios, order_effect, speedup
@@ -96,6 +97,8 @@ class Analysis:
     mode: Literal["launches", "lockstep"] = "launches"
     lockstep: Lockstep | None = None
     """In lockstep, what only that mode can tell; `interval` then stands on iterations, with few launches."""
+    lockstep_control: LockstepControl | None = None
+    """What the A/A control of a lockstep run showed."""
 
 
 def analyze_run(
@@ -202,13 +205,14 @@ def analyze(
         )
     measured = None if aligned is None else Measured(aligned, left_out, global_batch_size)
     control, told, unusable = _control(source.control, aligned, global_batch_size)
-    result_parity = None if aligned is None else _parity(aligned, tolerances, control, source.mode)
+    asked = decision or Decision()
+    same = lockstep_control.read(source.lockstep_control, measured, global_batch_size, asked.margin)
+    result_parity = None if aligned is None else _parity(aligned, tolerances, control, source.mode, same.sides)
     z, workload = _workload_removed(measured) if measured else (None, None)
     known = disturbed or {}
     results = [launch_result(launch, measured, z, known.get(launch.id)) for launch in launches]
     times = (measured.seconds("baseline"), measured.seconds("dcp")) if measured else None
     both = measured if source.mode == "lockstep" else None
-    asked = decision or Decision()
     logs = log_ratios(*times) if times else None
     within = lockstep.within(both) if both else None
     found = within.interval if within else None if times is None else _interval(times, asked)
@@ -262,17 +266,19 @@ def analyze(
             warmup=left_out,
             parity=result_parity,
             check_loss_parity=tolerances.check_loss_parity,
-            remarks=(*doubts, *unusable, *unsteady(results, left_out, known), *source.remarks),
+            remarks=(*doubts, *unusable, *same.remarks, *unsteady(results, left_out, known), *source.remarks),
             order_effect=effect,
             order_interval=effect_ends,
             margin=asked.margin,
             mode=source.mode,
+            with_control=same.told is not None,
         ),
         faults=faults,
         profiles=source.profiles,
         aligned=aligned,
         mode=source.mode,
         lockstep=lockstep.summary(both, None if doubts else speed, asked.margin) if both else None,
+        lockstep_control=same.told,
     )
 
 
@@ -328,7 +334,7 @@ def _control(
     return Control(loss, None if norms is None else norms[1]), told, ()
 
 
-def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None, mode: str) -> Parity:
+def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None, mode: str, same: Sides | None) -> Parity:
     baseline, dcp = aligned.of_case("baseline", "loss"), aligned.of_case("dcp", "loss")
     assert baseline is not None, "alignment refuses records without losses"
     assert dcp is not None, "alignment refuses records without losses"
@@ -344,7 +350,7 @@ def _parity(aligned: Aligned, tolerances: Tolerances, control: Control | None, m
         float32=float32,
         first_step_rtol=tolerances.first_step_rtol,
         control=control,
-        judged=lockstep.judged(aligned, atol, rtol, float32=float32) if mode == "lockstep" else None,
+        judged=lockstep.judged(aligned, atol, rtol, float32=float32, control=same) if mode == "lockstep" else None,
     )
 
 

@@ -92,8 +92,11 @@ def begin(spec: Spec, path: Path, *, resume: bool, environ: Mapping[str, str], l
     gpus = survey(environ)
     preflight.check(spec, environ=environ, folder=path, gpus=gpus)
     launches = plan.build(spec, path, costs_of(spec, folder, gpus, resume=resume))
-    listener.planned(launches)
-    runfolder.describe(folder, spec, launches)
+    # Whether a layout control follows depends on how the launches end; the A/A control of lockstep always does.
+    control = plan.lockstep_control(launches)
+    planned = [*launches, *([control] if control else [])]
+    listener.planned(planned)
+    runfolder.describe(folder, spec, planned)
     listener.phase("preparing data")
     prepare(spec, folder.data)
     stream = SampleStream.open(folder.data)
@@ -178,24 +181,31 @@ def make_control(
     listener: Listener,
     interrupts: Interrupts,
 ) -> None:
-    """Make the layout control where it is wanted, after all launches are complete.
+    """Make the control where it is wanted, after all launches are complete; see `plan.control`.
 
-    One that fails costs the gates a floor and the run nothing else: the report says so.
+    One that fails costs the report what it would have shown and the run nothing else: the report says so.
 
     Raises:
         Interrupted: by a signal.
     """
     if control is None or not control_wanted(control, launches):
         return
-    listener.note(f"one more launch of the baseline, packed in another order: {control.id}")
+    listener.note(f"{_CONTROLS[control.id]}: {control.id}")
     try:
         walk([control], ledger_file=ledger_file, executor=executor, listener=listener, interrupts=interrupts)
     except (LaunchError, RecordsError) as error:
         listener.note(f"caution: {error}")
 
 
+_CONTROLS = {
+    plan.LAYOUT_CONTROL: "one more launch of the baseline, packed in another order",
+    plan.LOCKSTEP_CONTROL: "one more lockstep launch, with the baseline on both sides (A/A)",
+}
+"""Id of a control -> what it is."""
+
+
 def control_wanted(control: Launch, launches: list[Launch]) -> bool:
-    """Whether the launches leave the gates without a floor worth the name.
+    """Whether it is the A/A control of lockstep, or the launches leave the gates without a floor worth the name.
 
     With two pairs there is one launch pair of each case; with more, all launches of a case may have the same
     losses to the last bit, as deterministic ones do. Either way nothing is known of what another layout changes.
@@ -205,7 +215,8 @@ def control_wanted(control: Launch, launches: list[Launch]) -> bool:
 
 def only_where_equal(control: Launch) -> bool:
     """Whether it depends on the other launches' losses that the control is made; else it is made anyway."""
-    return control.spec.launches.layout_control == "auto" and control.spec.launches.pairs > 2
+    settings = control.spec.launches
+    return control.id == plan.LAYOUT_CONTROL and settings.layout_control == "auto" and settings.pairs > 2
 
 
 def _equal_within_cases(launches: list[Launch]) -> bool:

@@ -51,11 +51,18 @@ def cautions(
     order_interval: tuple[float, float] | None = None,
     margin: float = 0.01,
     mode: str = "launches",
+    with_control: bool = False,
 ) -> tuple[str, ...]:
-    """All cautions, the gravest first. See `analysis.Analysis` for the arguments."""
+    """All cautions, the gravest first. See `analysis.Analysis` for the arguments.
+
+    `with_control`: an A/A control has measured what the two places in one process do to each other.
+    """
     found = [*_swapped(launches), *_different_settings(launches)]
     if aligned is not None:
-        found += _same_process(launches, baseline_first) if mode == "lockstep" else _few_pairs(launches, baseline_first)
+        if mode == "lockstep":
+            found += _same_process(launches, baseline_first, with_control)
+        else:
+            found += _few_pairs(launches, baseline_first)
         found += [*_unsettled(settling, warmup), *_unchecked(aligned)]
         found += _order(order_effect, order_interval, margin, "an iteration" if mode == "lockstep" else "a pair")
     if parity is not None:
@@ -160,14 +167,17 @@ def _few_pairs(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_
     return found
 
 
-def _same_process(launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_] | None) -> list[str]:
+def _same_process(
+    launches: Sequence[LaunchInput], baseline_first: NDArray[np.bool_] | None, with_control: bool
+) -> list[str]:
     """What lockstep cannot tell apart by itself. `baseline_first` has an entry for each iteration."""
     found: list[str] = []
     if len({launch.table.header and launch.table.header.scheduler for launch in launches}) > 1:
-        found.append(
-            "Both cases ran in one process, so one uses memory that the other has left behind; what that does to their "
-            "times shows in a lockstep run of a case with itself (the same scheduler for both)."
-        )
+        if not with_control:
+            found.append(
+                "Both cases ran in one process, so one uses memory that the other has left behind; what that does to "
+                "their times shows with an A/A control (--set lockstep.control=always)."
+            )
     else:
         found.append(
             "Both sides are the same case (A/A): whatever speed-up, memory or gradient difference is found is the "

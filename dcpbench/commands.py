@@ -50,6 +50,8 @@ def resolve(spec: Path | None, overrides: Sequence[str], options: Mapping[str, t
     if resolved.spec.mode == "lockstep" and "launches.pairs" in options:
         # How often is asked with one option, whatever a launch is.
         renamed = {"lockstep.launches" if name == "launches.pairs" else name: given for name, given in options.items()}
+        if options["launches.pairs"][0] == "--quick" and resolved.sources["lockstep.control"] == "default":
+            renamed["lockstep.control"] = ("--quick", "never")
         resolved = config.load(file, environ=os.environ, overrides=overrides, options=renamed)
     return resolved
 
@@ -75,7 +77,7 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
                 interrupts=interrupts,
             )
             campaign.make_control(
-                plan.layout_control(prepared.launches, cpu=prepared.cpu),
+                plan.control(prepared.launches, cpu=prepared.cpu),
                 prepared.launches,
                 ledger_file=folder.ledger,
                 executor=executor,
@@ -109,7 +111,7 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
     cpu = preflight.resolve_device(spec, survey(os.environ)) == "cpu"
     launches = []
     plans = plan.build(spec, runfolder.default_path(spec))
-    control = plan.layout_control(plans, cpu=cpu)
+    control = plan.control(plans, cpu=cpu)
     for planned in [*plans, *([control] if control else [])]:
         command = plan.command(planned, os.environ)
         environ = launch.environment(os.environ, planned, cpu=cpu, cores=launch.cores())
@@ -134,7 +136,10 @@ def dry_run(resolved: ResolvedSpec, *, as_json: bool) -> int:
         which = f"pair {item['pair']}, " if item["pair"] else ""
         _out(f"{item['position']}. {item['id']} ({which}{item['case']})")
         if item["case"] == "lockstep":
-            _out(f"   every iteration under both cases, at the same weights; order {spec.launches.order}")
+            sides = (
+                "with the baseline on both sides (A/A)" if item["id"] == plan.LOCKSTEP_CONTROL else "under both cases"
+            )
+            _out(f"   every iteration {sides}, at the same weights; order {spec.launches.order}")
         _out(f"   command: {shlex.join(item['argv'])}")
         _out(f"   environment: {' '.join(item['environment'])}")
         if item["condition"]:
@@ -324,6 +329,7 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
         document = {"schema_version": 1, "runs": [asdict(run) for run in found]}
         _out(json.dumps(redact_value(document, identity=False), indent=2, allow_nan=False))
         return ExitCode.PASSED
+    controlled = any(run.aa is not None for run in found)
     rows = [
         (
             run.when or "never launched",
@@ -332,6 +338,7 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
             str(run.pairs),
             "-" if run.speedup is None else f"{run.speedup:.3f}",
             "-" if run.low is None else f"{run.low:.3f} to {run.high:.3f}",
+            *(["-" if run.aa_low is None else f"{run.aa_low:.3f} to {run.aa_high:.3f}"] if controlled else []),
             run.speed or "-",
             run.verdict or "not analysed",
             run.path,
@@ -341,7 +348,9 @@ def list_runs(folder: Path, *, as_json: bool) -> int:
     if not rows:
         _out(f"{folder} holds no run folder")
         return ExitCode.PASSED
-    _table(("started", "spec", "mode", "pairs", "speed-up", "95 % interval", "speed", "verdict", "run folder"), rows)
+    columns = ("started", "spec", "mode", "pairs", "speed-up", "95 % interval", *(["A/A"] if controlled else []),
+               "speed", "verdict", "run folder")  # fmt: skip
+    _table(columns, rows)
     return ExitCode.PASSED
 
 

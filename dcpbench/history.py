@@ -30,6 +30,10 @@ class Run:
     """Verdict on the comparison."""
     mode: str = "launches"
     """`lockstep` where both cases shared a launch; `pairs` then counts those."""
+    aa: float | None = None
+    """Speed-up that the A/A control of lockstep found between the baseline and itself."""
+    aa_low: float | None = None
+    aa_high: float | None = None
 
 
 def runs(folder: Path) -> list[Run]:
@@ -58,6 +62,8 @@ def _run(path: Path) -> Run | None:
     statistics = _statistics(folder.analysis / "statistics.json")
     speedup = statistics.get("speedup") or {}
     ends = speedup.get("interval") or {}
+    control = statistics.get("lockstep_control") or {}
+    same = control.get("interval") or {}
     return Run(
         path=str(path),
         when=next((entry.time for entry in entries if entry.event == "start"), None),
@@ -69,6 +75,9 @@ def _run(path: Path) -> Run | None:
         speed=speedup.get("verdict"),
         verdict=statistics.get("verdict"),
         mode=spec.mode,
+        aa=control.get("speedup"),
+        aa_low=same.get("low"),
+        aa_high=same.get("high"),
     )
 
 

@@ -41,7 +41,7 @@ def launches(run: RunFolder) -> list[LaunchFacts]:
         following = next((entry for entry in entries[place + 1 :] if entry.launch == name), None)
         end = following if following is not None and following.event == "end" else None
         headers = run_headers(run, name) if last[name] == place else []
-        pair, _, case = name.partition("-") if name != LAYOUT_CONTROL else ("", "", "baseline")
+        pair, _, case = name.partition("-") if name != LAYOUT_CONTROL else ("", "", "baseline")  # a control has no pair
         facts.append(
             LaunchFacts(
                 id=name,

@@ -14,7 +14,7 @@ from dcpbench.records import Malformed
 from dcpbench.results import Measured
 from dcpbench.stats.gates import Gate
 from dcpbench.stats.interval import FEWEST_PAIRS, Interval, Speed, interval
-from dcpbench.stats.lockstep import Paired, lockstep_gates, more_iterations, paired
+from dcpbench.stats.lockstep import Paired, Sides, lockstep_gates, more_iterations, paired
 from dcpbench.stats.throughput import log_ratios
 from dcpbench.table import LaunchTable
 
@@ -95,22 +95,26 @@ def within(measured: Measured, kept: NDArray[np.bool_] | None = None) -> Paired 
     return paired(*seconds, baseline_first(measured.aligned, measured.warmup), kept)
 
 
-def judged(aligned: Aligned, atol: float, rtol: float, *, float32: bool) -> tuple[Gate, ...]:
-    """The parity gates of lockstep, over all iterations."""
+def sides(aligned: Aligned) -> Sides:
+    """What both sides computed in all iterations."""
     losses = aligned.of_case("baseline", "loss"), aligned.of_case("dcp", "loss")
     assert losses[0] is not None, "alignment refuses records without losses"
     assert losses[1] is not None, "alignment refuses records without losses"
-    return lockstep_gates(
+    return Sides(
         losses[0],
         losses[1],
-        atol,
-        rtol,
         aligned.of_case("baseline", "grad_norm"),
         aligned.of_case("dcp", "grad_norm"),
         aligned.of_case("dcp", "gradient_difference"),
         _segments(aligned),
-        float32=float32,
     )
+
+
+def judged(
+    aligned: Aligned, atol: float, rtol: float, *, float32: bool, control: Sides | None = None
+) -> tuple[Gate, ...]:
+    """The parity gates of lockstep, over all iterations; `control` is the A/A control, if there is one."""
+    return lockstep_gates(sides(aligned), atol, rtol, float32=float32, control=control)
 
 
 def summary(measured: Measured, speed: Speed | None, margin: float) -> Lockstep:
@@ -122,7 +126,6 @@ def summary(measured: Measured, speed: Speed | None, margin: float) -> Lockstep:
     open_ = speed == "inconclusive" and found is not None
     update = measured.column("baseline", "update_seconds")
     difference = measured.aligned.of_case("dcp", "gradient_difference")
-    peaks = [measured.column(case, "peak_memory_bytes") for case in _CASES]
     known = None if difference is None else difference[np.isfinite(difference)]
     return Lockstep(
         launches=len(seconds[0]),
@@ -133,8 +136,20 @@ def summary(measured: Measured, speed: Speed | None, margin: float) -> Lockstep:
         gradient_difference_max=None if known is None else float(known.max()),
         gradient_difference_median=None if known is None else float(np.median(known)),
         gradient_segment=_worst_segment(measured.aligned, difference),
-        memory_difference=None if _on_cpu(measured.aligned) else _difference(*peaks),
+        memory_difference=memory_difference(measured),
     )
+
+
+def memory_difference(measured: Measured) -> int | None:
+    """Peak memory of dcp's passes less that of the baseline's, in bytes; None on CPU, where peaks are the process's."""
+    found = [peak_memory(measured, case) for case in _CASES]
+    return None if found[0] is None or found[1] is None else found[1] - found[0]
+
+
+def peak_memory(measured: Measured, case: CaseName) -> int | None:
+    """The highest peak of a case's passes, in bytes; None on CPU, where peaks are the process's."""
+    peaks = None if _on_cpu(measured.aligned) else measured.column(case, "peak_memory_bytes")
+    return None if peaks is None else int(peaks.max())
 
 
 def _segments(aligned: Aligned) -> NDArray[np.bytes_] | None:
@@ -154,9 +169,3 @@ def _worst_segment(aligned: Aligned, difference: NDArray[Any] | None) -> str | N
 
 def _on_cpu(aligned: Aligned) -> bool:
     return any(launch.table.header is None or launch.table.header.device == "cpu" for launch in aligned.launches)
-
-
-def _difference(baseline: NDArray[Any] | None, dcp: NDArray[Any] | None) -> int | None:
-    if baseline is None or dcp is None:
-        return None
-    return int(np.nanmax(dcp)) - int(np.nanmax(baseline))

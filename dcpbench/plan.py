@@ -30,10 +30,10 @@ class Launch(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    """`<pair, two digits>-<case>`; also the name of the launch's folder."""
+    """`<pair, two digits>-<case>`, or the name of a control; also the name of the launch's folder."""
     case: LaunchCase
     pair: int
-    """Counted from 1; of lockstep launches, the number."""
+    """Counted from 1; of lockstep launches, the number; 0 for a control, which is in no pair."""
     position: int
     """Place in the order of all launches, counted from 1."""
     spec: Spec
@@ -79,9 +79,10 @@ def case_order(pairs: int, order: str) -> list[tuple[int, CaseName]]:
 def places(order: str, launch: int, iteration: int) -> tuple[CaseName, CaseName]:
     """The cases in the order in which a lockstep launch computes an iteration; all numbers count from 1.
 
-    `balanced` alternates, and the next launch begins with the other case.
+    `balanced` alternates, and the next launch begins with the other case. The control, launch 0, has the order of
+    launch 1: the same batches lie in the same places.
     """
-    baseline_first = (iteration + launch) % 2 == 0 if order == "balanced" else order == "baseline_first"
+    baseline_first = (iteration + max(launch, 1)) % 2 == 0 if order == "balanced" else order == "baseline_first"
     return ("baseline", "dcp") if baseline_first else ("dcp", "baseline")
 
 
@@ -140,6 +141,40 @@ def layout_control(launches: Sequence[Launch], *, cpu: bool) -> Launch | None:
             "folder": first.folder.with_name(LAYOUT_CONTROL),
         }
     )
+
+
+LOCKSTEP_CONTROL = "aa-lockstep"
+"""The id of the A/A control of lockstep."""
+
+
+def lockstep_control(launches: Sequence[Launch]) -> Launch | None:
+    """One more lockstep launch, after all of a plan, with the baseline on both sides; None without one."""
+    first = next((launch for launch in launches if launch.case == "lockstep"), None)
+    if first is None:
+        return None
+    spec = first.spec
+    asked = spec.lockstep.control
+    if asked == "never" or (asked == "auto" and spec.compared_with_itself):
+        return None
+    changed = {
+        "cases": spec.cases.model_copy(update={"dcp": spec.cases.baseline}),
+        # Its weights are those of the other launches once more.
+        "training": spec.training.model_copy(update={"save_path": None}),
+    }
+    return first.model_copy(
+        update={
+            "id": LOCKSTEP_CONTROL,
+            "pair": 0,
+            "position": len(launches) + 1,
+            "spec": spec.model_copy(update=changed),
+            "folder": first.folder.with_name(LOCKSTEP_CONTROL),
+        }
+    )
+
+
+def control(launches: Sequence[Launch], *, cpu: bool) -> Launch | None:
+    """The control that a plan may have: in lockstep the A/A control, else the layout control."""
+    return lockstep_control(launches) or layout_control(launches, cpu=cpu)
 
 
 @dataclass(frozen=True)

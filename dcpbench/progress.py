@@ -52,7 +52,7 @@ class _Course:
         self._remaining = {launch.id: launch.spec.training.iterations for launch in launches}
 
     def name(self, launch: Launch) -> str:
-        """What a launch is called; the layout control is in no pair."""
+        """What a launch is called; a control is in no pair."""
         return f"pair {launch.pair}/{self.pairs} {launch.case}" if launch.pair else launch.id
 
     def recorded(self, launch: Launch, record: IterationRecord) -> None:

@@ -34,6 +34,8 @@ class Source:
     control: LaunchInput | None = None
     """The layout control, where one was launched; it belongs to no pair and no case's numbers."""
     mode: Literal["launches", "lockstep"] = "launches"
+    lockstep_control: tuple[LaunchInput, ...] = ()
+    """Both sides of the A/A control of lockstep, where one was launched."""
 
 
 def read_logs(baseline: Sequence[Path], dcp: Sequence[Path], format: str = "auto") -> Source:
@@ -97,12 +99,14 @@ def read_run(path: Path) -> Source:
     if spec.runner == "megatron_lm" and any(launch.table.has("tokens") for launch in launches):
         remarks.append("Token counts are those of the prepared data: Megatron-LM logs samples only.")
     launches.sort(key=lambda launch: (launch.pair, _CASE_NAMES.index(launch.case)))
-    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled), _control(plans, ends, started),
-                  spec.mode)  # fmt: skip
+    control = _control(plans, ends, started)
+    one = control[0] if control and spec.mode == "launches" else None
+    both = tuple(control) if spec.mode == "lockstep" else ()
+    return Source(spec.name, tuple(launches), spec, tuple(remarks), tuple(profiled), one, spec.mode, both)
 
 
 def _inputs(planned: Launch, position: int | None, table: LaunchTable, failure: str | None) -> list[LaunchInput]:
-    """What a launch gives to compare: its case or, in lockstep, both."""
+    """What a launch gives to compare: its case or, in lockstep, both sides."""
     if planned.case != "lockstep":
         return [LaunchInput(planned.id, planned.case, planned.pair, position, table, failure)]
     return [
@@ -113,12 +117,13 @@ def _inputs(planned: Launch, position: int | None, table: LaunchTable, failure: 
 
 def _control(
     launches: Sequence[Launch], ends: dict[str, Entry | None] | None, started: dict[str, int]
-) -> LaunchInput | None:
-    planned = plan.layout_control(launches, cpu=False)
+) -> list[LaunchInput]:
+    """The control, in lockstep both its sides; empty where none was launched."""
+    planned = plan.control(launches, cpu=False)
     if planned is None or not planned.folder.is_dir():
-        return None
+        return []
     failure = None if ends is None else _failure(planned.id, ends)
-    return LaunchInput(planned.id, "baseline", 0, started.get(planned.id), _table(planned), failure)
+    return _inputs(planned, started.get(planned.id), _table(planned), failure)
 
 
 _CASE_NAMES: tuple[CaseName, CaseName] = ("baseline", "dcp")

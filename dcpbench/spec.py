@@ -299,6 +299,11 @@ class Lockstep(Section):
     """What only `mode: lockstep` needs to know: both cases in one launch, on the same weights."""
 
     launches: int = Field(1, ge=1, description="Lockstep launches; `--pairs`, `--quick` and `--rigorous` set it.")
+    control: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="One more lockstep launch at the end, the baseline on both sides (A/A): what the two places in one "
+        "process do to each other. auto: unless the run itself is such a comparison; `--quick` makes it never.",
+    )
 
 
 class Launches(Section):

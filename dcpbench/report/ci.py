@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
-from dcpbench.report import wording
+from dcpbench.report import same_case, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -61,6 +61,7 @@ def summary(analysis: Analysis) -> str:
         lines += [f"| | {' | '.join(analysis.cases)} |", "|---|---:|---:|"]
         lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
         lines.append("")
+    lines += [f"- {cell(sentence)}" for sentence in same_case.sentences(analysis)[:1]]
     lines += [f"- {cell(fault)}" for fault in wording.fault_lines(analysis, 10)]
     if analysis.cautions:
         lines += ["<details><summary>Cautions</summary>", "", *(f"- {cell(c)}" for c in analysis.cautions), "",

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.redact import redact
-from dcpbench.report import wording
+from dcpbench.report import same_case, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -33,6 +33,9 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         if analysis.lockstep is not None:
             yield _table(("lockstep", ""), wording.lockstep_rows(analysis))
             yield _text(wording.LOCKSTEP_TEXT)
+        if rows := same_case.rows(analysis):
+            yield _table((same_case.TITLE, ""), rows)
+            yield _text(" ".join(same_case.sentences(analysis)))
         if analysis.lengths:
             yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield _table(("loss parity", ""), wording.parity_rows(analysis))

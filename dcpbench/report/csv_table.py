@@ -50,6 +50,11 @@ def _rows(analysis: Analysis) -> Iterator[tuple[str, str, Value, str]]:
     yield "", "mode", analysis.mode, ""
     if analysis.lockstep is not None:
         yield "", "gradient_difference_max", analysis.lockstep.gradient_difference_max, ""
+    if (control := analysis.lockstep_control) is not None:
+        yield "", "aa_speedup", control.speedup, "times"
+        for end in ("low", "high"):
+            yield "", f"aa_interval_{end}", getattr(control.interval, end, None), "times"
+        yield "", "aa_verdict", control.verdict, ""
     yield "", "order_effect", analysis.order_effect, "times"
     for metric in ("passed", "max_abs_diff", "mean_abs_diff", "first_iteration_diff"):
         yield "", f"parity_{metric}", getattr(analysis.parity, metric, None), ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from dcpbench.report import figures, wording
+from dcpbench.report import figures, same_case, wording
 from dcpbench.report.page import bullets, page, paragraph, picture, section, table
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def _body(analysis: Analysis) -> Iterator[str]:
         if analysis.lockstep is not None:
             yield section("Lockstep") + paragraph(wording.LOCKSTEP_TEXT)
             yield table(("", ""), wording.lockstep_rows(analysis))
+        if rows := same_case.rows(analysis):
+            yield section(same_case.TITLE) + paragraph(" ".join(same_case.sentences(analysis)))
+            yield table(("", ""), rows)
         if analysis.lengths:
             yield section("Speed-up by length") + table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))
         yield section("Loss parity") + table(wording.GATE_COLUMNS, wording.gate_rows(analysis))

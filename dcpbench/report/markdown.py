@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dcpbench.report import figures, wording
+from dcpbench.report import figures, same_case, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis import Analysis
@@ -46,6 +46,10 @@ def _sections(analysis: Analysis) -> Iterator[str]:
             yield "## Lockstep"
             yield wording.LOCKSTEP_TEXT
             yield _table(("", ""), wording.lockstep_rows(analysis))
+        if rows := same_case.rows(analysis):
+            yield f"## {same_case.TITLE}"
+            yield _escape(" ".join(same_case.sentences(analysis)))
+            yield _table(("", ""), rows)
         if analysis.lengths:
             yield "## Speed-up by length"
             yield _table(wording.LENGTH_COLUMNS, wording.length_rows(analysis))

@@ -48,6 +48,8 @@ _REASONS = {
     "position": "the logs do not tell in which order the launches ran",
     "failure": "the launch did not fail",
     "lockstep": "the cases were launched apart",
+    "lockstep_control": "none was launched, or it cannot be used (see cautions)",
+    "baseline_memory_beside_dcp": "on CPU peaks are those of the process",
     "paired": "known for one or two launches of at least four measured iterations",
     "more_iterations": "only where the speed-up is inconclusive and iterations are counted",
     "memory_difference": "on CPU peaks are those of the process",
@@ -72,6 +74,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "mode": analysis.mode,
         "pairs": analysis.pairs,
         "lockstep": asdict(analysis.lockstep) if analysis.lockstep else None,
+        "lockstep_control": _lockstep_control(analysis),
         "cases": {name: _case(case) for name, case in analysis.cases.items()},
         "speedup": {
             "total": speedup.total if speedup else None,
@@ -128,6 +131,16 @@ def document(analysis: Analysis) -> dict[str, Any]:
     return result
 
 
+def _lockstep_control(analysis: Analysis) -> dict[str, Any] | None:
+    found = analysis.lockstep_control
+    if found is None:
+        return None
+    ends = found.interval
+    interval = {"confidence": 0.95, "low": ends.low, "high": ends.high} if ends else None
+    order = list(found.order_interval) if found.order_interval else None
+    return {**asdict(found), "interval": interval, "order_interval": order}
+
+
 def _launch(launch: LaunchResult, warmup: int) -> dict[str, Any]:
     known = launch.steadiness
     steadiness = known and {
@@ -171,6 +184,8 @@ def nulls(value: Any, path: str = "") -> Iterator[str]:
 
 
 def _reason(path: str, compared: bool) -> str:
+    if path == "lockstep_control.interval":
+        return "needs at least four measured iterations"
     key = path.rsplit(".", 1)[-1]
     if not compared and key not in ("position", "failure", "min_speedup"):
         return _NO_COMPARISON

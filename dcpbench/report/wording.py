@@ -332,9 +332,10 @@ def gate_sentences(analysis: Analysis) -> list[str]:
             "is what another order of additions does. It takes no part in the speed-up."
         )
     if analysis.lockstep is not None:
+        more = "" if analysis.lockstep_control is None else ", or three times the A/A control's where that is more"
         sentences.append(
-            "The gates compare both cases at the same weights in every iteration; their limits are absolute, and have "
-            "not been calibrated on this model."
+            f"The gates compare both cases at the same weights in every iteration; their limits are absolute{more}, "
+            "and have not been calibrated on this model."
         )
         if not all(gate.enforced for gate in analysis.parity.gates):
             sentences.append("S4 is reported only: how far rounding moves the norm in this type is not known.")
@@ -395,11 +396,11 @@ def launch_rows(analysis: Analysis) -> list[Row]:
             f"{launch.source} ({launch.format})",
         )
         for launch in analysis.launches
-    ] + (
-        []
-        if (control := analysis.control) is None
-        else [(control.id, number(control.position, "d"), f"{control.records:,}", *[NONE] * 4, control.source)]
-    )
+    ] + [
+        (control.id, number(control.position, "d"), f"{control.records:,}", *[NONE] * 4, control.source)
+        for control in (analysis.control, analysis.lockstep_control)
+        if control is not None
+    ]
 
 
 def profile_columns(analysis: Analysis) -> Row:

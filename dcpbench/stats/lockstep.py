@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dcpbench.stats.bootstrap import mean_interval
-from dcpbench.stats.gates import Gate, back_stop
+from dcpbench.stats.gates import KAPPA, Gate, back_stop
 from dcpbench.stats.interval import Interval, Speed, decide
 from dcpbench.stats.throughput import log_ratios
 
@@ -130,71 +130,105 @@ def more_iterations(found: Paired, baseline: Values, dcp: Values, margin: float)
     return max(1, more) if more <= MOST else None
 
 
+@dataclass(frozen=True)
+class Sides:
+    """What both sides computed at equal weights, shape (launches, iterations)."""
+
+    baseline: Values
+    """Losses of the baseline."""
+    dcp: Values
+    """Losses of dcp or, in an A/A control, of the baseline in its place."""
+    baseline_grad_norm: Values | None = None
+    """Gradient norms, NaN where a record has none."""
+    dcp_grad_norm: Values | None = None
+    difference: Values | None = None
+    """Norm of the difference of gradients over the baseline's norm, NaN where a record has none."""
+    segments: NDArray[np.bytes_] | None = None
+    """Where in the model that difference is greatest."""
+
+    @property
+    def scale(self) -> Values:
+        """The loss or, where that has become small, the mean one: rounding does not shrink as a loss does."""
+        return _scale(np.abs(self.baseline))
+
+    @property
+    def loss(self) -> Values:
+        """dcp's loss less the baseline's."""
+        return self.dcp - self.baseline
+
+    @property
+    def norm(self) -> Values | None:
+        """The same of gradient norms, relative; None where one of them is not known."""
+        if self.baseline_grad_norm is None or self.dcp_grad_norm is None:
+            return None
+        if not _positive(self.baseline_grad_norm, self.dcp_grad_norm):
+            return None
+        apart: Values = (self.dcp_grad_norm - self.baseline_grad_norm) / _scale(self.baseline_grad_norm)
+        return apart
+
+    @property
+    def gradient(self) -> Values | None:
+        """Norm of the difference of gradients, relative; None where it is not known."""
+        if self.norm is None or self.baseline_grad_norm is None or self.difference is None:
+            return None
+        if not np.isfinite(self.difference).all():
+            return None
+        apart: Values = self.difference * self.baseline_grad_norm / _scale(self.baseline_grad_norm)
+        return apart
+
+
 def lockstep_gates(
-    baseline: Values,
-    dcp: Values,
-    atol: float,
-    rtol: float,
-    baseline_grad_norm: Values | None,
-    dcp_grad_norm: Values | None,
-    difference: Values | None,
-    segments: NDArray[np.bytes_] | None,
-    *,
-    float32: bool,
+    sides: Sides, atol: float, rtol: float, *, float32: bool, control: Sides | None = None
 ) -> tuple[Gate, ...]:
-    """S1 to S5 and L4, for losses of shape (launches, iterations); a gate for which there is no data is left out.
+    """S1 to S5 and L4; a gate for which there is no data is left out.
 
     At equal weights nothing grows from one iteration to the next, so every iteration counts as much as the first.
-    Differences are held against the loss (or norm) of the iteration or, where that has become small, the mean one:
-    rounding does not shrink as a loss does that goes to zero.
 
     Args:
-        baseline: losses of the baseline.
-        dcp: losses of dcp.
+        sides: both cases.
         atol: absolute difference of losses that is accepted at every gate.
         rtol: relative tolerance of the back-stop, L4.
-        baseline_grad_norm: gradient norms, NaN where a record has none.
-        dcp_grad_norm: the same of dcp.
-        difference: norm of the difference of gradients over the baseline's norm, NaN where a record has none.
-        segments: where in the model that difference is greatest.
         float32: whether they were computed in float32.
+        control: the baseline on both sides, whose differences are the floors of all gates but L4.
     """
-    scale = _scale(np.abs(baseline))
-    apart = dcp - baseline
+    loss, scale, several = sides.loss, sides.scale, sides.baseline.shape[1] > 1
+    same = None if control is None else control.loss
     found = [
         _everywhere(
-            "S1", "loss at equal weights, every iteration", np.abs(apart), np.maximum(LOSS[float32] * scale, atol),
-            "a wrong scale of the loss, shifted labels, a lost sample, or attention across samples",
+            "S1", "loss at equal weights, every iteration", np.abs(loss), np.maximum(LOSS[float32] * scale, atol),
+            "a wrong scale of the loss, shifted labels, a lost sample, or attention across samples", same,
         )
     ]  # fmt: skip
-    if baseline.shape[1] > 1:
+    if several:
         found.append(
-            _mean("S2", "bias of the loss at equal weights, relative, farther end of its 95 % interval", apart / scale,
+            _mean("S2", "bias of the loss at equal weights, relative, farther end of its 95 % interval", loss / scale,
                   max(LOSS_BIAS[float32], atol / float(scale.mean())),
-                  "a small systematic error: a divisor, a mask, or tokens that one case leaves out")
+                  "a small systematic error: a divisor, a mask, or tokens that one case leaves out",
+                  None if control is None or same is None else same / control.scale)
         )  # fmt: skip
-    found.append(back_stop(baseline, dcp, atol, rtol))
-    if baseline_grad_norm is None or dcp_grad_norm is None or not _positive(baseline_grad_norm, dcp_grad_norm):
+    found.append(back_stop(sides.baseline, sides.dcp, atol, rtol))
+    norm, gradient = sides.norm, sides.gradient
+    if norm is None:
         return tuple(found)
-    size = _scale(baseline_grad_norm)
-    norms = (dcp_grad_norm - baseline_grad_norm) / size
-    allowed = np.ones(norms.shape)
+    same, allowed = None if control is None else control.norm, np.ones(norm.shape)
     found.append(
-        _everywhere("S3", "gradient norm at equal weights, every iteration, relative", np.abs(norms),
-                    GRAD_NORM[float32] * allowed, "gradients summed over the wrong ranks or divided twice")
+        _everywhere("S3", "gradient norm at equal weights, every iteration, relative", np.abs(norm),
+                    GRAD_NORM[float32] * allowed, "gradients summed over the wrong ranks or divided twice", same)
     )  # fmt: skip
-    if baseline.shape[1] > 1:
+    if several:
         found.append(
-            _mean("S4", "bias of the gradient norm, relative, farther end of its 95 % interval", norms,
-                  GRAD_NORM_BIAS[float32], "a wrong scale of the gradients, which Adam hides from the loss",
-                  # How far rounding moves norms in bfloat16 is not known well enough to fail on it.
+            _mean("S4", "bias of the gradient norm, relative, farther end of its 95 % interval", norm,
+                  GRAD_NORM_BIAS[float32], "a wrong scale of the gradients, which Adam hides from the loss", same,
+                  # How far rounding moves norms in bfloat16 is not known well enough to fail on it, and the control,
+                  # which adds in the same order on both sides, does not know it either.
                   enforced=float32)
         )  # fmt: skip
-    if difference is not None and np.isfinite(difference).all():
+    if gradient is not None:
         found.append(
             _everywhere("S5", "difference of the gradients at equal weights, every iteration, relative to the norm",
-                        difference * baseline_grad_norm / size, GRADIENT[float32] * allowed,
-                        "a contribution of a rank or a sample that is missing or counted twice", segments)
+                        gradient, GRADIENT[float32] * allowed,
+                        "a contribution of a rank or a sample that is missing or counted twice",
+                        None if control is None else control.gradient, sides.segments)
         )  # fmt: skip
     return tuple(found)
 
@@ -231,9 +265,20 @@ def _positive(*norms: Values) -> bool:
 
 
 def _everywhere(
-    name: str, title: str, values: Values, limits: Values, meaning: str, segments: NDArray[np.bytes_] | None = None
+    name: str,
+    title: str,
+    values: Values,
+    least: Values,
+    meaning: str,
+    same: Values | None,
+    segments: NDArray[np.bytes_] | None = None,
 ) -> Gate:
-    """A gate on every iteration: the one that stands highest against its limit, and the first beyond it."""
+    """A gate on every iteration: the one that stands highest against its limit, and the first beyond it.
+
+    `least` are the limits where the control's values `same` allow no more.
+    """
+    floor = None if same is None else float(np.abs(same).max())
+    limits = np.maximum(least, KAPPA * (floor or 0.0))
     worst = np.unravel_index(int(np.argmax(values / np.maximum(limits, 1e-300))), values.shape)
     beyond = values > limits
     where = ""
@@ -246,11 +291,20 @@ def _everywhere(
         if segments is not None and segments[launch, iteration]:
             where += f", there most in {segments[launch, iteration].decode()}"
     return Gate(
-        name, title, float(values[worst]), float(limits[worst]), None, not beyond.any(), True, meaning, where
+        name, title, float(values[worst]), float(limits[worst]), floor, not beyond.any(), True, meaning, where
     )  # fmt: skip
 
 
-def _mean(name: str, title: str, values: Values, limit: float, meaning: str, *, enforced: bool = True) -> Gate:
+def _mean(
+    name: str, title: str, values: Values, least: float, meaning: str, same: Values | None, *, enforced: bool = True
+) -> Gate:
+    """A gate on the mean over iterations; `least` is its limit where the control's mean allows no more."""
+    statistic, floor = _farther_end(values), None if same is None else _farther_end(same)
+    limit = max(least, KAPPA * (floor or 0.0))
+    return Gate(name, title, statistic, limit, floor, statistic <= limit, enforced, meaning)
+
+
+def _farther_end(values: Values) -> float:
+    """That of the 95 % interval of the mean over iterations, without its sign."""
     low, high = mean_interval(values.mean(axis=0))
-    statistic = max(abs(low), abs(high))
-    return Gate(name, title, statistic, limit, None, statistic <= limit, enforced, meaning)
+    return max(abs(low), abs(high))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,12 +41,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
 
 def test_one_launch_gives_a_result_of_both_cases(run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = run
-    assert [path.name for path in (folder / "launches").iterdir()] == ["01-lockstep"]
+    assert sorted(path.name for path in (folder / "launches").iterdir()) == ["01-lockstep", "aa-lockstep"]
     assert "in lockstep" in done.stdout
+    assert "A/A control" in done.stdout
+    assert "aa-lockstep: started, 2 ranks" in done.stderr
     assert "pair 1/1 lockstep: iteration 4/4, dcp, " in done.stderr
     content = json.loads((folder / "manifest.json").read_text())
     assert content["controls"]["mode"] == "lockstep"
     assert content["controls"]["pairs"] == 1
+    assert content["controls"]["order_run"] == ["01-lockstep", "aa-lockstep"]
+    assert content["results"]["lockstep_control"]["loss_difference_max"] == 0.0
+    assert "launches/aa-lockstep/records.jsonl" in content["artifacts"]
+    planned = json.loads((folder / "plan.json").read_text())["launches"]
+    assert [launch["id"] for launch in planned] == ["01-lockstep", "aa-lockstep"]
     assert content["results"]["mode"] == "lockstep"
     assert content["results"]["parity"]["passed"] is True
     # Three measured iterations decide nothing, whatever they say.
@@ -68,8 +76,10 @@ def test_resume_finds_it_complete_and_list_names_the_mode(
     done = dcpbench("run", folder / "spec.yaml", "--out", folder, "--resume")
     assert done.returncode == 0, done.stderr
     assert "01-lockstep is complete already" in done.stderr
+    assert "aa-lockstep is complete already" in done.stderr
     listed = json.loads(dcpbench("list", folder.parent, "--json").stdout)["runs"]
     assert [(found["mode"], found["pairs"]) for found in listed if found["when"]] == [("lockstep", 1)]
+    assert listed[0]["aa"] > 0
 
 
 def test_dry_run_shows_the_launches_that_were_asked_for(run: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -78,6 +88,26 @@ def test_dry_run_shows_the_launches_that_were_asked_for(run: tuple[Path, subproc
     assert done.returncode == 0, done.stderr
     assert "2. 02-lockstep (pair 2, lockstep)" in done.stdout
     assert "every iteration under both cases" in done.stdout
+    assert "3. aa-lockstep (lockstep)\n   every iteration with the baseline on both sides (A/A)" in done.stdout
+    quick = dcpbench("run", spec, "--set", "mode=lockstep", "--quick", "--dry-run")
+    assert "2. 02-lockstep" in quick.stdout
+    assert "aa-lockstep" not in quick.stdout
+
+
+def test_a_control_that_fails_is_a_caution_and_the_run_passes(
+    run: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    shutil.rmtree(folder / "launches" / "aa-lockstep")
+    done = dcpbench("run", folder / "spec.yaml", "--out", folder, "--resume", "--timeout", "0.01")
+    assert done.returncode == 0, done.stderr
+    assert "caution: aa-lockstep" in done.stderr
+    assert "Caution: The A/A control cannot be used" in " ".join(done.stdout.split())
+    content = json.loads((folder / "manifest.json").read_text())
+    assert [(launch["id"], launch["status"]) for launch in content["launches"]][-1] == ("aa-lockstep", "timeout")
+    assert content["results"]["lockstep_control"] is None
+    assert content["results"]["verdict"] == "passed"
 
 
 @pytest.mark.parametrize("change", ["runner=megatron_lm", "training.profile_iterations=[2]"])

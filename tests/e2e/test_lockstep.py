@@ -57,6 +57,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (fault, changes) in RUNS.items():
         spec, folder = a_spec(changes), root / name
         launches = plan.build(spec, folder)
+        if name == "sound" and (control := plan.lockstep_control(launches)) is not None:
+            launches.append(control)
         runfolder.describe(runfolder.RunFolder(folder), spec, launches)
         prepare(spec, folder / "data")
         for launch in launches:
@@ -188,6 +190,38 @@ def test_a_case_compared_with_itself_agrees_and_says_what_it_is(analysed: dict[s
     text = (report.FILES["report.md"](result) or b"").decode()
     assert "A/A" in text
     assert "the same case (A/A)" in text
+
+
+def test_the_control_computes_the_baseline_twice_and_is_no_part_of_the_comparison(
+    runs: dict[str, Path], analysed: dict[str, Analysis]
+) -> None:
+    found = records.read(runs["sound"] / "launches" / plan.LOCKSTEP_CONTROL / "records.jsonl")
+    assert not found.malformed
+    assert [(header.case, header.scheduler) for header in found.headers] == [
+        ("baseline", "dp_balanced"), ("dcp", "dp_balanced"),
+    ]  # fmt: skip
+    own = records_of(runs, "sound")
+    for name in ("loss", "batch_digest", "order"):
+        assert of_case(found, "baseline", name).tolist() == of_case(own, "baseline", name).tolist(), name
+    # The same computation on the CPU at the same weights, whichever place it is in.
+    for name in ("loss", "grad_norm", "batch_digest", "cp_sizes"):
+        assert of_case(found, "dcp", name).tolist() == of_case(found, "baseline", name).tolist(), name
+    control = analysed["sound"].lockstep_control
+    assert control is not None
+    assert (control.id, control.scheduler) == (plan.LOCKSTEP_CONTROL, "dp_balanced")
+    assert (control.iterations, control.records) == (ITERATIONS - 2, 2 * ITERATIONS)
+    assert control.interval is not None
+    assert control.interval.low <= control.speedup <= control.interval.high
+    assert control.order_effect is not None
+    assert (control.loss_difference_max, control.grad_norm_difference_max, control.gradient_difference_max) == (0, 0, 0)
+    assert control.memory_difference is None
+    assert [launch.id for launch in analysed["sound"].launches] == ["01-lockstep-baseline", "01-lockstep-dcp"]
+    parity = analysed["sound"].parity
+    assert parity is not None
+    assert {gate.floor for gate in parity.gates if gate.name != "L4"} == {0.0}
+    assert analysed["sharded"].lockstep_control is None
+    text = (report.FILES["report.md"](analysed["sound"]) or b"").decode()
+    assert f"A/A: {control.speedup:.3f} (" in text
 
 
 def test_analysis_can_be_repeated_with_the_same_bytes(runs: dict[str, Path], analysed: dict[str, Analysis]) -> None:

@@ -19,6 +19,7 @@ from dcpbench import ledger, plan, records, runfolder
 from dcpbench.analysis import Analysis, analyze_run
 from dcpbench.data.prepare import prepare
 from dcpbench.spec import Spec
+from dcpbench.stats.lockstep import GRAD_NORM, GRAD_NORM_BIAS, GRADIENT, LOSS_BIAS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +34,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "scale": ("scale", {}),
     "gradient": ("gradient", {}),
 }
+
+CONTROLLED = ("sound", "scale")
+"""Runs with an A/A control."""
 
 
 def a_spec(changes: dict[str, Any]) -> Spec:
@@ -56,14 +60,18 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     arguments = []
     for name, (fault, changes) in RUNS.items():
         spec, folder = a_spec(changes), root / name
-        (launch,) = plan.build(spec, folder)
-        runfolder.describe(runfolder.RunFolder(folder), spec, [launch])
+        launches = plan.build(spec, folder)
+        if name in CONTROLLED and (control := plan.lockstep_control(launches)) is not None:
+            launches.append(control)
+        runfolder.describe(runfolder.RunFolder(folder), spec, launches)
         prepare(spec, folder / "data")
-        launch.folder.mkdir(parents=True)
-        launch.file.write_text(launch.model_dump_json())
-        arguments.append(f"{fault}={launch.file}")
-        ledger.append(folder / "ledger.jsonl", "start", launch.id)
-        ledger.append(folder / "ledger.jsonl", "end", launch.id, status="completed", exit_code=0, reason=None)
+        for launch in launches:
+            launch.folder.mkdir(parents=True)
+            launch.file.write_text(launch.model_dump_json())
+            planted = "none" if launch.id == plan.LOCKSTEP_CONTROL else fault
+            arguments.append(f"{planted}={launch.file}")
+            ledger.append(folder / "ledger.jsonl", "start", launch.id)
+            ledger.append(folder / "ledger.jsonl", "end", launch.id, status="completed", exit_code=0, reason=None)
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(LAUNCHER), *arguments,
@@ -90,6 +98,33 @@ def test_cases_agree_at_equal_weights(analysed: dict[str, tuple[Path, Analysis]]
     assert differences.max() < 0.05
     if run != "same":
         assert differences.max() > 0
+
+
+@pytest.mark.parametrize("run", CONTROLLED)
+def test_the_control_shows_what_the_places_do_to_each_other(
+    analysed: dict[str, tuple[Path, Analysis]], run: str
+) -> None:
+    result = analysed[run][1]
+    control = result.lockstep_control
+    assert control is not None, result.cautions
+    assert (control.id, control.scheduler) == (plan.LOCKSTEP_CONTROL, "dp_balanced")
+    assert control.iterations == ITERATIONS - 2
+    assert control.interval is not None
+    assert control.speedup == pytest.approx(1.0, abs=0.5)
+    assert control.order_effect is not None
+    assert control.memory_difference is not None
+    # Both sides hold the same activations; only the allocator's rounding may differ.
+    assert abs(control.memory_difference) < 2**26
+    assert control.baseline_memory_beside_dcp is not None
+    assert result.parity is not None
+    gates = {gate.name: gate for gate in result.parity.gates}
+    # The same computation twice cannot use up what a gate allows anyway: no limit is wider than without a control.
+    limits = {"S2": LOSS_BIAS[False], "S3": GRAD_NORM[False], "S4": GRAD_NORM_BIAS[False], "S5": GRADIENT[False]}
+    assert {name: gates[name].limit for name in limits} == pytest.approx(limits)
+    floors = [gates[name].floor for name in ("S1", *limits)]
+    assert all(floor is not None and np.isfinite(floor) for floor in floors), floors
+    assert not gates["S4"].enforced
+    assert control.loss_difference_max == gates["S1"].floor
 
 
 def test_a_scale_of_a_thousandth_in_one_case_is_caught(analysed: dict[str, tuple[Path, Analysis]]) -> None:

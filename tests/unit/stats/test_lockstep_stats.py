@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dcpbench.stats.lockstep import FEWEST, Paired, decide_paired, lockstep_gates, more_iterations, paired
+from dcpbench.stats.lockstep import FEWEST, Paired, Sides, decide_paired, lockstep_gates, more_iterations, paired
 
 Values = NDArray[np.float64]
 
@@ -137,9 +137,8 @@ def judged(
 ) -> dict[str, bool]:
     ones = np.ones(baseline.shape)
     segments = np.full(baseline.shape, b"blocks.1")
-    gates = lockstep_gates(
-        baseline, dcp, 0.0, 1e-2, ones, norms * ones, difference * ones, segments, float32=float32
-    )  # fmt: skip
+    sides = Sides(baseline, dcp, ones, norms * ones, difference * ones, segments)
+    gates = lockstep_gates(sides, 0.0, 1e-2, float32=float32)
     return {gate.name: gate.passed for gate in gates}
 
 
@@ -182,10 +181,8 @@ def test_the_first_iteration_beyond_a_limit_is_named() -> None:
     difference[0, [5, 9]] = 0.5
     segments = np.full(baseline.shape, b"output", dtype="S16")
     segments[0, 5] = b"blocks.3"
-    gates = {
-        gate.name: gate
-        for gate in lockstep_gates(baseline, dcp, 0.0, 0.1, ones, ones, difference, segments, float32=True)
-    }
+    sides = Sides(baseline, dcp, ones, ones, difference, segments)
+    gates = {gate.name: gate for gate in lockstep_gates(sides, 0.0, 0.1, float32=True)}
     assert gates["S1"].where == "first at iteration 8 of launch 1, 1 of 40 beyond"
     assert gates["S5"].where == "first at iteration 6 of launch 1, 2 of 40 beyond, there most in blocks.3"
     assert gates["L4"].passed
@@ -194,5 +191,5 @@ def test_the_first_iteration_beyond_a_limit_is_named() -> None:
 
 def test_records_without_gradients_have_no_gates_on_them() -> None:
     baseline, dcp = losses()
-    gates = lockstep_gates(baseline, dcp, 0.0, 1e-2, None, None, None, None, float32=True)
+    gates = lockstep_gates(Sides(baseline, dcp), 0.0, 1e-2, float32=True)
     assert [gate.name for gate in gates] == ["S1", "S2", "L4"]
