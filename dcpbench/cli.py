@@ -322,8 +322,9 @@ def calibrate(
     overrides: Overrides = [],  # noqa: B006
     ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Ranks to time on.", min=1)] = None,
     from_run: Annotated[
-        Path | None, typer.Option("--from-run", metavar="RUN", help="Refit to a finished run; launches nothing.")
-    ] = None,
+        list[Path],
+        typer.Option("--from-run", metavar="RUN", help="Refit to a finished run; launches nothing; repeatable."),
+    ] = [],  # noqa: B006
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The profile (.json), or its folder.")
     ] = None,
@@ -333,7 +334,7 @@ def calibrate(
     """Time microbatches on this machine and fit the cost model that plans and predictions rest on."""
     from dcpbench.calibration import shown  # noqa: PLC0415
 
-    _exit(shown.calibrate(spec, overrides, ranks=ranks, from_run=from_run, out=out, as_json=json))
+    _exit(shown.calibrate(spec, overrides, ranks=ranks, from_runs=from_run, out=out, as_json=json))
 
 
 @app.command()

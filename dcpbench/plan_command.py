@@ -31,7 +31,7 @@ from dcpbench.sweep import Answer
 
 NODE = 8
 """Ranks of a node where neither spec nor options say how many there are."""
-_MOST_BATCHES = 8
+_MOST_BATCHES, _MOST_SWEPT = 32, 8
 _BATCH_WORK = 65_536
 """Samples and ranks that the default number of batches amounts to, so that an answer takes seconds."""
 
@@ -74,8 +74,9 @@ def plan(spec: Spec, question: Question, *, spec_file: Path | None = None) -> tu
     profile = _profile(spec)
     cost = planning.machine(profile.cost, node_size=node_size, bandwidth=_bandwidth(question.bandwidth))
     samples = question.samples or spec.training.global_batch_size
-    count = question.batches or max(1, min(_MOST_BATCHES, _BATCH_WORK // (samples + 4 * ranks)))
-    batches = _batches(spec, samples, count, question.seed, spec_file)
+    count = question.batches or _default_batches(spec, samples, ranks, swept=bool(swept))
+    first = _first_batch(spec, question, count)
+    batches = _batches(spec, samples, count, question.seed, spec_file, first)
     ground = Ground(ranks, cost, batches, spec.cases.padding, profile.iteration_seconds, spec.schedule.menu)
     configured = Setting(
         planning.FIXED,
@@ -105,8 +106,8 @@ def plan(spec: Spec, question: Question, *, spec_file: Path | None = None) -> tu
         name=spec.name,
         nodes=nodes,
         samples=samples,
-        basis=_basis(profile),
-        data=_data(spec, batches, question.seed),
+        basis=" ".join([_basis(profile), *_beyond(profile, comparison)]),
+        data=_data(spec, batches, question.seed, first),
         answer=answer,
     )
     return comparison, facts
@@ -199,7 +200,7 @@ def _basis(profile: CostProfile) -> str:
     """One line: what the figures rest on."""
     if profile.kind == "measured":
         gpu = profile.key.gpu if profile.key else "unknown"
-        error = f", mean error {profile.fit.mape:.1%} on microbatches held out" if profile.fit else ""
+        error = f", mean error {profile.fit.mape:.1%} on {profile.fit.of} held out" if profile.fit else ""
         return f"The times rest on the measured profile {profile.name} ({gpu}{error})."
     return (
         f"The times rest on the assumed profile {profile.name}: data-sheet rates, nothing measured; "
@@ -207,14 +208,44 @@ def _basis(profile: CostProfile) -> str:
     )
 
 
+def _beyond(profile: CostProfile, comparison: Comparison) -> Iterator[str]:
+    """What of the plans lies outside of what a measured profile was fitted to."""
+    if profile.kind != "measured" or profile.fit is None:
+        return
+    most, peak = profile.fit.most_tokens, max(row.peak_tokens for row in comparison.rows)
+    if most is not None and peak > most:
+        yield (
+            f"Microbatches of up to {peak:,} tokens a rank are outside of what was measured, at most {most:,}: their "
+            "times are extrapolated."
+        )
+    sizes = profile.fit.sizes
+    largest = max((size for row in comparison.rows for size in row.jobs_by_size), default=1)
+    if sizes and largest > max(sizes):
+        yield f"CP sizes up to {largest} are used, and were measured up to {max(sizes)}: the rest is extrapolated."
+
+
+def _default_batches(spec: Spec, samples: int, ranks: int, *, swept: bool) -> int:
+    """As many as a run would measure, or fewer so that an answer takes seconds."""
+    measured = spec.training.iterations - spec.training.warmup_iterations
+    most = _MOST_SWEPT if swept else _MOST_BATCHES
+    return max(1, min(most, measured, _BATCH_WORK // (samples + 4 * ranks)))
+
+
+def _first_batch(spec: Spec, question: Question, count: int) -> int:
+    """Batches to pass over: a run's warm-up, so that a plan is of what the run measures, if it has so many."""
+    warmup = spec.training.warmup_iterations
+    own = question.seed is None and question.samples in (None, spec.training.global_batch_size)
+    return warmup if own and warmup + count <= spec.training.iterations else 0
+
+
 def _batches(
-    spec: Spec, samples: int, count: int, seed: int | None, spec_file: Path | None
+    spec: Spec, samples: int, count: int, seed: int | None, spec_file: Path | None, first: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The lengths of the first batches that a run would train on or, with a seed, of samples drawn at random."""
+    """Lengths of batches of a run after passing over `first` of them; with a seed, of samples drawn at random."""
     wanted = samples * count
-    lengths = _lengths(spec, wanted, spec_file)
+    lengths = _lengths(spec, samples * (first + count), spec_file)
     if seed is None:
-        taken = lengths[np.arange(wanted) % lengths.size]
+        taken = lengths[(samples * first + np.arange(wanted)) % lengths.size]
     else:
         taken = np.random.RandomState(seed).choice(lengths, wanted)
     return tuple(tuple(batch) for batch in taken.reshape(count, samples).tolist())
@@ -235,11 +266,12 @@ def _lengths(spec: Spec, wanted: int, spec_file: Path | None) -> NDArray[np.int6
         return stream.lengths(np.arange(stream.samples))
 
 
-def _data(spec: Spec, batches: tuple[tuple[int, ...], ...], seed: int | None) -> str:
+def _data(spec: Spec, batches: tuple[tuple[int, ...], ...], seed: int | None, first: int) -> str:
     shortest, longest = min(map(min, batches)), max(map(max, batches))
     path = getattr(spec.data, "path", None)
     source = path.name if path is not None else spec.data.kind
-    how = "the first of the run" if seed is None else f"drawn with seed {seed}"
+    how = "the first of the run" if not first else f"those of the run after {first} for warm-up"
+    how = how if seed is None else f"drawn with seed {seed}"
     number = "one batch" if len(batches) == 1 else f"{len(batches)} batches"
     return f"{number} of {len(batches[0]):,} samples of {shortest:,} to {longest:,} tokens ({source}, {how})"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
-from dcpbench.dcp.costs import CostModel, squares_of
+from dcpbench.dcp.costs import CostModel, expected_squares, squares_of
 from dcpbench.dcp.hostlead import Timeline
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingRule, Scheduler
 from dcpbench.errors import DataError, ScheduleError, SpecError
@@ -54,6 +54,8 @@ class PlannedIteration:
     size: NDArray[np.int64]
     tokens: NDArray[np.float64]
     squares: NDArray[np.float64]
+    real: NDArray[np.float64]
+    """Sums of squared real lengths."""
 
     @classmethod
     def of(cls, plan: BatchPlan, lengths: Sequence[int], padding: PaddingRule) -> PlannedIteration:
@@ -65,7 +67,15 @@ class PlannedIteration:
             np.array([job.size for job in jobs], np.int64),
             np.array([sum(padding.pad(lengths[i], job.size) for i in job.samples) for job in jobs], np.float64),
             np.array([sum(squares_of(lengths[i], job.size) for i in job.samples) for job in jobs], np.float64),
+            np.array([sum(lengths[i] ** 2 for i in job.samples) for job in jobs], np.float64),
         )
+
+    @classmethod
+    def recorded(cls, jobs: Sequence[int], ranks: int) -> PlannedIteration:
+        """The jobs of an iteration as `records.IterationRecord.jobs` has them."""
+        first, size, tokens, real = np.array(jobs, np.int64).reshape(-1, 4).T
+        held, squared = tokens.astype(np.float64), real.astype(np.float64)
+        return cls(ranks, tuple(first.tolist()), size, held, expected_squares(size, held, squared), squared)
 
     def times(self, cost: CostModel) -> tuple[list[float], list[float]]:
         """(seconds on the device, seconds of the host) of each job."""
@@ -73,7 +83,7 @@ class PlannedIteration:
         times = np.empty(len(self.first))
         for size in np.unique(self.size):
             own = self.size == size
-            times[own] = device.times(int(size), self.tokens[own], self.squares[own])
+            times[own] = device.times(int(size), self.tokens[own], self.squares[own], self.real[own])
         return times.tolist(), np.where(self.size > 1, cost.floor_shared, cost.floor).tolist()
 
 

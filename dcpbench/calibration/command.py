@@ -1,4 +1,4 @@
-"""`dcpbench calibrate`: one launch that times microbatches, or a finished run, made into a cost profile.
+"""`dcpbench calibrate`: one launch that times microbatches, or finished runs, made into a cost profile.
 
 What a calibration leaves beside `NAME.json`: the picture `NAME.png`, and the folder `NAME-launch` with the launch's
 log, its timings and its records.
@@ -13,33 +13,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
+from scipy.optimize import least_squares
 
-from dcpbench import campaign, config, preflight, records, runfolder
-from dcpbench.calibration import fit, points, refit
-from dcpbench.calibration.fit import Sample
+from dcpbench import campaign, preflight, records, runfolder
+from dcpbench.calibration import fit, from_runs, points
+from dcpbench.calibration.fit import Sample, paced
+from dcpbench.calibration.from_runs import Agreement
+from dcpbench.calibration.refit import Refit
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import cost_profiles
-from dcpbench.dcp.cost_profiles import CostProfile, Fit, Iteration
-from dcpbench.dcp.costs import squares_of
+from dcpbench.dcp import cost_profiles, schedulers
+from dcpbench.dcp.cost_profiles import CostProfile, Iteration
+from dcpbench.dcp.costs import CostModel, squares_of
 from dcpbench.dcp.timings import FILE, Calibration, Point, Timings
 from dcpbench.dcp.workload import PaddingRule
-from dcpbench.errors import RecordsError, SpecError, UsageError
+from dcpbench.errors import RecordsError, ScheduleError, SpecError, UsageError
 from dcpbench.gpus import survey
 from dcpbench.interrupts import Interrupts
 from dcpbench.launch import Listener
 from dcpbench.plan import Launch
-from dcpbench.predicted import PlannedIteration, iteration_times, planned, profile_of, scheduler_of
+from dcpbench.predicted import PlannedIteration, iteration_times, planned, scheduler_of
 from dcpbench.runfolder import RunFolder, write_bytes, write_text
 from dcpbench.spec import Spec
+
+Floats = NDArray[np.float64]
 
 LAUNCH = "calibration"
 MEASURED = "default_dynamic_cp"
 """The scheduler whose iterations show what they take beside their microbatches: it uses every size it has."""
-ITERATIONS, WARMUP = 10, 3
-SECONDS = 15.0
+ITERATIONS, WARMUP = 16, 4
+SECONDS = 10.0
 """How long repetitions may take beyond the least number of them."""
+MISS, PACE = 0.01, 0.1
+"""All iterations missed by the first count as much as a pace that is off 1 by the second."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,8 @@ def calibrate(
     """
     gpus = survey(environ)
     key = cost_profiles.key_of(spec, campaign.device_name(spec, gpus))
-    file = _file(out, key.stem)
+    # Profiles of one model for short and for long samples lie beside each other.
+    file = _file(out, f"{key.stem}-{spec.cases.max_seqlen_per_dp_cp_rank}-tokens")
     folder = RunFolder(file.with_name(f"{file.stem}-launch").resolve())
     report = preflight.check(spec, environ=environ, folder=folder.path, gpus=gpus)
     campaign.set_aside(folder.path)
@@ -106,8 +115,13 @@ def calibrate(
 
     scheduler = scheduler_of(spec, "dcp", None)
     lengths = np.concatenate([stream.lengths(stream.batch(i + 1)) for i in range(ITERATIONS)])
+    start = cost_profiles.assumed(spec).cost
     chosen = points.choose(
-        lengths.tolist(), scheduler.group_sizes(), spec.cases.max_seqlen_per_dp_cp_rank, scheduler.padding
+        lengths.tolist(),
+        scheduler.group_sizes(),
+        spec.cases.max_seqlen_per_dp_cp_rank,
+        scheduler.padding,
+        planned_jobs(spec, stream, start),
     )
     launch = Launch(
         id=LAUNCH,
@@ -128,7 +142,7 @@ def calibrate(
 
     timings = _timings(launch.folder / FILE, len(chosen))
     samples = samples_of(chosen, timings, scheduler.padding)
-    cost = fit.fit(samples, cost_profiles.assumed(spec).cost)
+    cost = fit.fit(samples, fit.starting_from(start, timings.backend))
     recorded = records.read(launch.records)
     header = recorded.header
     versions = key.versions | (header.versions if header else {})
@@ -146,7 +160,7 @@ def calibrate(
     if any(iteration not in seconds for iteration in range(WARMUP + 1, ITERATIONS + 1)):
         raise RecordsError(f"{launch.records} lacks the time of an iteration; calibrate again")
     measured = np.array([seconds[iteration] for iteration in range(WARMUP + 1, ITERATIONS + 1)])
-    profile = profile.model_copy(update={"iteration": iteration_of(profile, executed, measured)})
+    profile = with_iterations(profile, executed, measured)
     write_text(file, cost_profiles.dump(profile))
     return Calibrated(profile, file, tuple(samples), _picture(profile, samples, file.with_suffix(".png")))
 
@@ -158,6 +172,7 @@ def samples_of(chosen: Sequence[Point], timings: Timings, padding: PaddingRule) 
             size=point.size,
             tokens=sum(padding.pad(length, point.size) for length in point.lengths),
             squares=sum(squares_of(length, point.size) for length in point.lengths),
+            real=float(sum(length**2 for length in point.lengths)),
             seconds=timing.seconds,
             kind=point.kind,
             held_out=point.held_out,
@@ -166,74 +181,81 @@ def samples_of(chosen: Sequence[Point], timings: Timings, padding: PaddingRule) 
     ]
 
 
-def iteration_of(profile: CostProfile, executed: Sequence[PlannedIteration], measured: refit.Floats) -> Iteration:
-    """What the executed iterations took beyond their predicted microbatches: the median, at least 0."""
-    makespans = iteration_times(executed, profile.cost)
-    seconds = max(0.0, float(np.median(measured - makespans)))
-    errors = np.abs((makespans + seconds) / measured - 1)
-    return Iteration(seconds=seconds, iterations=len(executed), mape=float(errors.mean()))
+def with_iterations(profile: CostProfile, executed: Sequence[PlannedIteration], measured: Floats) -> CostProfile:
+    """The profile brought to the pace of executed iterations, with what they took beyond their microbatches.
+
+    Two numbers are fitted to every other iteration: a factor for all that the device does, since clocks under lasting
+    load are not those of short bursts, and the constant of an iteration. The rest judges them.
+    """
+    held = np.arange(len(measured)) % 2 == 1
+    scale = float(np.median(measured))
+
+    def predicted(values: Floats) -> Floats:
+        return iteration_times(executed, paced(profile.cost, float(values[0]))) + scale * float(values[1])
+
+    def residuals(values: Floats) -> Floats:
+        errors = (predicted(values) / measured - 1)[~held]
+        return np.append(errors / np.sqrt(len(errors)) / MISS, (values[0] - 1) / PACE)
+
+    found = least_squares(
+        residuals,
+        np.array([1.0, 0.05]),
+        bounds=([0.5, 0.0], [2.0, 1.0]),
+        loss="soft_l1",
+        diff_step=[1e-4, 1e-3],
+        max_nfev=100,
+    ).x
+    errors = np.abs(predicted(found) / measured - 1)[held]
+    mape = float(errors.mean())
+    assert profile.fit is not None
+    refused = profile.fit.refused
+    if refused is None and mape > fit.ITERATION_LIMIT:
+        refused = (
+            f"its fit is poor: whole iterations held out are missed by {mape:.1%} on average (limit "
+            f"{fit.ITERATION_LIMIT:.0%}), though microbatches are not; calibrate again on an idle machine"
+        )
+    pace = float(found[0])
+    return profile.model_copy(
+        update={
+            "coefficients": cost_profiles.coefficients_of(paced(profile.cost, pace)),
+            "iteration": Iteration(seconds=scale * float(found[1]), iterations=len(measured), mape=mape, pace=pace),
+            "fit": profile.fit.model_copy(update={"refused": refused}),
+        }
+    )
 
 
-def refit_run(path: Path, out: Path | None) -> tuple[Calibrated, refit.Refit]:
-    """Refit a finished run's cost profile to its iterations, and write the new profile where `out` says.
+def planned_jobs(spec: Spec, stream: SampleStream, cost: CostModel) -> list[tuple[int, tuple[int, ...]]]:
+    """(CP size, real lengths) of every microbatch that the schedulers make of the first batches."""
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for name in schedulers.SCHEDULERS:
+        changed = spec.model_copy(
+            update={
+                "cases": spec.cases.model_copy(update={"dcp": spec.cases.dcp.model_copy(update={"scheduler": name})})
+            }
+        )
+        try:
+            scheduler = scheduler_of(changed, "dcp", cost)
+            for number in range(1, ITERATIONS + 1):
+                lengths = stream.lengths(stream.batch(number)).tolist()
+                jobs = scheduler.plan(lengths).jobs
+                found += [(job.size, tuple(lengths[sample] for sample in job.samples)) for job in jobs]
+        except (ScheduleError, SpecError):
+            continue  # one that cannot serve this spec shows nothing about what will be run
+    return found
+
+
+def refit_runs(paths: Sequence[Path], out: Path | None) -> tuple[Calibrated, Refit, list[Agreement]]:
+    """Refit the cost profile of finished runs to their iterations, and write the new profile where `out` says.
 
     Raises:
-        LogError, SpecError, DataError: the folder is no run, or what is needed of it is damaged.
-        UsageError: the run has too few measured iterations, or they cannot be planned again.
+        LogError, SpecError, RecordsError, UsageError: see `from_runs.profile_from`.
     """
-    folder = runfolder.existing(path)
-    spec = config.load(folder.spec, environ={}).spec
-    if spec.runner != "builtin" or spec.mode != "launches":
-        raise UsageError(f"{path} was not made by launches of the built-in worker, whose plans are known")
-    old = profile_of(path) or cost_profiles.assumed(spec)
-    stream = SampleStream.open(folder.data)
-    window = range(spec.training.warmup_iterations + 1, spec.training.iterations + 1)
-    executed: list[PlannedIteration] = []
-    measured: list[float] = []
-    header: records.RunHeader | None = None
-    for case in ("baseline", "dcp"):
-        again = list(planned(spec, case, stream, old.cost, window))
-        for file in sorted((path / "launches").glob(f"*-{case}/records.jsonl")):
-            found = records.read(file)
-            header = header or found.header
-            times = {record.iteration: record.seconds for record in found.iterations if record.seconds}
-            for iteration, one in zip(window, again, strict=True):
-                if iteration in times:
-                    executed.append(one)
-                    measured.append(times[iteration])
-    if len(measured) < 8:
-        raise UsageError(f"{path} has {len(measured)} measured iterations; a refit needs at least 8")
-    found_refit = refit.refit(old.cost, old.iteration_seconds, executed, np.array(measured))
-    poor = None
-    if found_refit.after > refit.LIMIT:
-        poor = (
-            f"its refit is poor: iterations held out are missed by {found_refit.after:.1%} on average "
-            f"(limit {refit.LIMIT:.0%}); calibrate again on an idle machine"
-        )
-    key = old.key or cost_profiles.key_of(spec, (header.device if header else None) or "cpu")
-    profile = CostProfile(
-        name=f"{key.stem}-refit" if out is None else _file(out, f"{key.stem}-refit").stem,
-        kind="measured",
-        description=f"Refitted to the iterations of run {spec.name}, from {old.basis}.",
-        created=_now(),
-        key=key,
-        coefficients=cost_profiles.coefficients_of(found_refit.cost),
-        iteration=Iteration(
-            seconds=found_refit.iteration_seconds, iterations=found_refit.iterations, mape=found_refit.after
-        ),
-        fit=Fit(
-            points=(found_refit.iterations + 1) // 2,
-            held_out=found_refit.iterations // 2,
-            mape=found_refit.after,
-            p95=found_refit.p95,
-            fitted_mape=found_refit.fitted,
-            refused=poor,
-        ),
-    )
+    stem = None if out is None or out.suffix != ".json" else _file(out, "").stem
+    profile, found, agreements = from_runs.profile_from(paths, stem, _now())
     written = None if out is None else _file(out, profile.name)
     if written is not None:
         write_text(written, cost_profiles.dump(profile))
-    return Calibrated(profile, written), found_refit
+    return Calibrated(profile, written), found, agreements
 
 
 def _file(out: Path | None, stem: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dcpbench.calibration.fit import Sample, relative_errors
+from dcpbench.calibration.fit import Sample, relative_errors, timed_apart
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.report import drawing
 from dcpbench.report.drawing import INK
@@ -30,7 +30,7 @@ def _draw(profile: CostProfile, samples: Sequence[Sample], figure: Figure) -> No
 
     times, errors = figure.subplots(1, 2)
     measured = np.array([sample.seconds for sample in samples]) * 1e3
-    off = relative_errors(samples, profile.cost)
+    off = relative_errors(samples, timed_apart(profile))
     predicted = measured * (1 + off)
     held = np.array([sample.held_out for sample in samples])
     sizes = np.array([sample.size for sample in samples])

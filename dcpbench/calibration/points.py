@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcpbench.dcp.kernel_choice import LONG_WORK
 from dcpbench.dcp.timings import Point
 from dcpbench.dcp.workload import PaddingRule, usable_length
 
 SHORT = 128
 """Length of the samples that make attention negligible: one tile of its kernels."""
-MIXED = 4
+MIXED = 5
 """Mixed microbatches for each group size that take part in the fit, and again as many that judge it."""
 LEAST, MOST = 0.08, 1.0
-"""Share of the capacity that mixed microbatches fill."""
+"""Share of the capacity that random mixed microbatches fill."""
+
+Job = tuple[int, tuple[int, ...]]
+"""A microbatch of a plan: its CP size, and the real lengths of its samples."""
 
 
 def choose(
-    lengths: Sequence[int], sizes: Sequence[int], capacity: int, padding: PaddingRule, seed: int = 0
+    lengths: Sequence[int],
+    sizes: Sequence[int],
+    capacity: int,
+    padding: PaddingRule,
+    jobs: Sequence[Job] = (),
+    seed: int = 0,
 ) -> tuple[Point, ...]:
     """The points for one domain, in an order in which slow drift of the machine hits all kinds alike.
 
     One rank: 8 amounts of tokens in samples of 128, from 256 (or less) to the capacity; samples of 512, 2048, 8192, ...
-    tokens that fill half of the capacity, and one that fills all of it. Groups of k: single samples of 256, 1024,
-    4096, ... tokens a rank, and half and all of the capacity in samples of 1024. All sizes: 2 x `MIXED` random draws.
+    tokens that fill half of the capacity; single samples that fill all of it, half of the longest, and the longest that
+    both attention kernels could get. Groups of k: single samples of 256, 1024, 4096, ... tokens a rank, and an eighth,
+    half and all of the capacity in samples of 1024. All sizes: 2 x `MIXED` microbatches as plans of the data have them,
+    spread over their numbers of tokens; where plans have fewer, random draws from the data.
 
     Args:
         lengths: what the data hold; mixed points draw from them, and no single sample is longer than the longest.
         sizes: group sizes to time.
         capacity: tokens per rank.
         padding: the rule that the worker will pad with.
+        jobs: the microbatches of plans of the data.
         seed: of the draws and the order.
     """
     random = np.random.default_rng(seed)
@@ -41,9 +54,22 @@ def choose(
         limit = usable_length(size * capacity, size, padding)
         longest = min(int(data.max()), limit)
         points += _one_rank(longest, limit, padding) if size == 1 else _group(size, longest, limit, padding)
-        points += _mixed(random, data[data <= limit], size, limit, padding)
+        own = sorted({each for k, each in jobs if k == size}, key=lambda each: (sum(each), each))
+        mixed = _planned(own, size)
+        points += mixed
+        points += _mixed(random, data[data <= limit], size, limit, padding)[: 2 * MIXED - len(mixed)]
     unique = list(dict.fromkeys(points))
     return tuple(unique[index] for index in random.permutation(len(unique)))
+
+
+def _planned(jobs: Sequence[tuple[int, ...]], size: int) -> list[Point]:
+    """Up to 2 x `MIXED` of the microbatches, evenly from the smallest to the largest; every other one is held out."""
+    count = min(len(jobs), 2 * MIXED)
+    chosen = np.linspace(0, len(jobs) - 1, count).round().astype(int).tolist() if count else []
+    return [
+        Point(kind="mixed", size=size, lengths=jobs[index], held_out=number % 2 == 1)
+        for number, index in enumerate(chosen)
+    ]
 
 
 def _filled(length: int, tokens: int, size: int, padding: PaddingRule) -> tuple[int, ...]:
@@ -61,6 +87,8 @@ def _one_rank(longest: int, limit: int, padding: PaddingRule) -> list[Point]:
         length *= 4
     points.append(Point(kind="attention", size=1, lengths=_filled(longest, limit, 1, padding)))
     points.append(Point(kind="attention", size=1, lengths=(max(1, longest // 2),)))
+    # One sample with the most work that the kernel for short key ranges gets, whose attention is dear.
+    points.append(Point(kind="attention", size=1, lengths=(min(longest, int(0.97 * math.sqrt(2 * LONG_WORK))),)))
     return points
 
 

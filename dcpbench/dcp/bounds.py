@@ -65,18 +65,21 @@ class _Batch:
     ) -> None:
         self._lengths, self._counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         self._capacity, self._sizes, self._cost, self._padding = capacity, sorted(sizes), cost, padding
+        longest = int(self._lengths.max(initial=0))
+        self._costs = {k: cost.least(k, capacity, longest) for k in self._sizes}
+        self._square = min((one.square for one in self._costs.values()), default=cost.square)
         self.longest = min((float(self._solo(self._lengths[-1:], k)[0]) for k in sizes), default=math.inf)
         """Seconds of the longest sample alone, on the size on which it takes least. No other takes longer."""
 
     def _solo(self, lengths: NDArray[np.int64], k: int) -> Floats:
         """Seconds alone on k ranks; infinite where memory does not suffice."""
         tokens = self._padding.pad_all(lengths, k)
-        time = self._cost.times(k, tokens, squares_of_all(lengths, k))
+        time = self._costs[k].times(k, tokens, squares_of_all(lengths, k))
         return np.where(tokens <= k * self._capacity, time, np.inf)
 
     def _work(self, lengths: NDArray[np.int64], k: int, threshold: float | None) -> Floats:
         """w on k ranks."""
-        cost, tokens = self._cost, self._padding.pad_all(lengths, k)
+        cost, tokens = self._costs[k], self._padding.pad_all(lengths, k)
         work: Floats = (cost.token + cost.merge * (k - 1)) * tokens + cost.square * squares_of_all(lengths, k)
         if threshold is not None:
             part = tokens / (k * self._capacity)
@@ -92,7 +95,7 @@ class _Batch:
         rows: list[tuple[NDArray[np.int64], Floats, Floats]] = []
         for k in self._sizes:
             # Work without padding and base never falls with k: who may use a cheaper size needs no larger.
-            floor = (cost.token + cost.merge * (k - 1)) * lengths + cost.square * lengths.astype(np.float64) ** 2
+            floor = (cost.token + cost.merge * (k - 1)) * lengths + self._square * lengths.astype(np.float64) ** 2
             active = np.flatnonzero(floor < allowed)
             if not len(active):
                 break

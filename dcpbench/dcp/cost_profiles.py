@@ -18,13 +18,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dcpbench.dcp.costs import CostModel, Link, h200
+from dcpbench.dcp.costs import CostModel, Link, LongKernel, h200
 from dcpbench.errors import SpecError
 from dcpbench.spec import Spec
 
@@ -43,6 +44,14 @@ class Hop(_Part):
     bandwidth: float = Field(gt=0)
 
 
+class Long(_Part):
+    """A `LongKernel`, by the same names and in the same units."""
+
+    square: float = Field(ge=0)
+    keys: float = Field(gt=0)
+    work: float = Field(gt=0)
+
+
 class Coefficients(_Part):
     """The numbers of a `CostModel`, by the same names and in the same units."""
 
@@ -59,6 +68,7 @@ class Coefficients(_Part):
     floor: float = Field(0.0, ge=0)
     floor_shared: float = Field(0.0, ge=0)
     overlap: float = Field(1.0, ge=0, le=1)
+    long: Long | None = None
 
 
 class Key(_Part):
@@ -102,17 +112,21 @@ class Key(_Part):
 
 
 class Fit(_Part):
-    """How well the coefficients describe microbatches that they were not fitted to; errors are relative."""
+    """How well the coefficients describe what they were not fitted to; errors are relative."""
 
+    of: Literal["microbatches", "iterations"] = "microbatches"
+    """What was fitted and held out: microbatches timed apart, or whole iterations of runs."""
     points: int
     held_out: int
     mape: float
-    """Mean absolute error of the microbatches held out."""
+    """Mean absolute error of what was held out."""
     p95: float
     """95 % of them have no larger error."""
     fitted_mape: float
     most_tokens: int | None = None
     """The most padded tokens a rank had in a microbatch; beyond them the coefficients extrapolate."""
+    sizes: tuple[int, ...] = ()
+    """The CP sizes of the microbatches; beyond the greatest the coefficients extrapolate. Empty where not known."""
     refused: str | None = None
     """Why nothing is predicted with these coefficients; None where the fit is good."""
 
@@ -123,9 +137,12 @@ class Iteration(_Part):
     seconds: float = Field(ge=0)
     """Gradient reduction as far as nothing hides it, optimizer, and the host's work around them."""
     iterations: int = 0
-    """How many iterations it is the median of."""
+    """How many iterations were measured."""
     mape: float | None = None
-    """Mean absolute relative error of the predicted time of those iterations."""
+    """Mean absolute relative error of the predicted time of those held out."""
+    pace: float = Field(1.0, gt=0)
+    """What the coefficients of the device were multiplied with, so that microbatches timed apart agree with iterations:
+    clocks fall under lasting load. 1 where they were fitted to iterations."""
 
 
 class CostProfile(_Part):
@@ -151,7 +168,8 @@ class CostProfile(_Part):
             assumed=self.kind == "assumed",
             within=Link(values.within.latency, values.within.bandwidth),
             between=Link(values.between.latency, values.between.bandwidth),
-            **values.model_dump(exclude={"within", "between"}),
+            long=None if values.long is None else LongKernel(**values.long.model_dump()),
+            **values.model_dump(exclude={"within", "between", "long"}),
         )
 
     @property
@@ -172,9 +190,10 @@ class CostProfile(_Part):
 
 def coefficients_of(cost: CostModel) -> Coefficients:
     """The file form of a cost model's numbers."""
-    names = [name for name in Coefficients.model_fields if name not in ("within", "between")]
+    names = [name for name in Coefficients.model_fields if name not in ("within", "between", "long")]
     return Coefficients(
         **{name: getattr(cost, name) for name in names},
+        long=None if cost.long is None else Long(**asdict(cost.long)),
         within=Hop(latency=cost.within.latency, bandwidth=cost.within.bandwidth),
         between=Hop(latency=cost.between.latency, bandwidth=cost.between.bandwidth),
     )
@@ -263,7 +282,7 @@ def resolve(spec: Spec, gpu: str, folders: Sequence[Path] | None = None) -> Cost
     wanted = spec.schedule.costs
     looked = (user_folder(), SHIPPED) if folders is None else folders
     if wanted == "auto":
-        return _matching(key_of(spec, gpu), looked) or assumed(spec)
+        return _matching(key_of(spec, gpu), spec.cases.max_seqlen_per_dp_cp_rank, looked) or assumed(spec)
     if "/" in wanted or wanted.endswith(".json"):
         found = load(Path(os.path.expanduser(wanted)))
     else:
@@ -279,16 +298,21 @@ def resolve(spec: Spec, gpu: str, folders: Sequence[Path] | None = None) -> Cost
     return found
 
 
-def _matching(key: Key, folders: Sequence[Path]) -> CostProfile | None:
-    """The first usable measured profile that matches, one made with the same versions before any other."""
+def _matching(key: Key, capacity: int, folders: Sequence[Path]) -> CostProfile | None:
+    """The first usable measured profile that matches: best one measured up to this capacity, then one of this torch."""
     found = [
         profile
         for profile in profiles(folders)
         if profile.kind == "measured" and profile.key and profile.key.matches(key) and not profile.refused
     ]
     torch = key.versions.get("torch")
-    same = [profile for profile in found if profile.key and profile.key.versions.get("torch") == torch]
-    return next(iter(same + found), None)
+
+    def lacks(profile: CostProfile) -> tuple[bool, bool]:
+        most = profile.fit.most_tokens if profile.fit else None
+        assert profile.key is not None
+        return most is not None and most < 0.9 * capacity, profile.key.versions.get("torch") != torch
+
+    return min(found, key=lacks, default=None)
 
 
 def matrix_parameters(spec: Spec) -> int:

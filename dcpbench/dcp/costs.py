@@ -16,12 +16,17 @@ only the rest of it is exposed. `overlap` is the share of attention that can hid
 attention starts. A group that does not fit in one node pays the latency and bandwidth between nodes.
 
 t never falls when a sample is added to a job: the exposed hop falls by at most (k - 1) / k of what attention adds.
+
+Where attention chooses between two kernels (`kernel_choice.py`), `square` is that of short key ranges, and a job with
+at least `keys` keys a query and `work` query-key pairs a rank takes the lower `long.square`. Then t can fall when a
+sample is added, on which no search can rest: schedulers plan with one of the two (`planning`), the lower bound with the
+least that is possible (`least`), and what a plan takes is predicted with both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +44,23 @@ class Link:
 
     latency: float
     bandwidth: float
+
+
+@dataclass(frozen=True)
+class LongKernel:
+    """The attention kernel of jobs whose queries see many keys."""
+
+    square: float
+    """As `CostModel.square`, with this kernel."""
+    keys: float
+    """The keys a query of such a job sees on average, or more."""
+    work: float
+    """Its query-key pairs on each rank, or more."""
+
+    def serves(self, size: int, tokens: NDArray[Any], real: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which jobs on `size` ranks, of so many tokens and with such sums of squared real lengths, take it."""
+        serves: NDArray[np.bool_] = (real >= 2 * self.keys * tokens) & (real >= 2 * self.work * size)
+        return serves
 
 
 @dataclass(frozen=True)
@@ -71,9 +93,39 @@ class CostModel:
     """The same for a microbatch on a group."""
     overlap: float = 1.0
     """Share of the attention, between 0 and 1, behind which a hop can hide."""
+    long: LongKernel | None = None
+    """A second attention kernel; None where one serves all."""
 
-    def time(self, size: int, tokens: float, squares: float) -> float:
-        """Seconds of a job of `tokens` padded tokens and `squares` on `size` ranks."""
+    def planning(self, capacity: int) -> CostModel:
+        """The model with the one attention kernel that decides how balanced plans are at this capacity.
+
+        It is the one for long key ranges where a single sample that fills a rank has it.
+        """
+        if self.long is None:
+            return self
+        full = float(capacity) ** 2
+        serves = bool(self.long.serves(1, np.array([float(capacity)]), np.array([full]))[0])
+        return replace(self, square=self.long.square if serves else self.square, long=None)
+
+    def least(self, size: int, capacity: int, longest: int) -> CostModel:
+        """The model with the one attention kernel that no job on `size` ranks can undercut.
+
+        Args:
+            size: ranks of the job.
+            capacity: tokens per rank.
+            longest: the longest sample of the batch.
+        """
+        if self.long is None:
+            return self
+        length = min(longest, size * capacity)  # no query sees more keys on average than half of it
+        possible = length >= 2 * self.long.keys and length * capacity >= 2 * self.long.work
+        square = min(self.square, self.long.square) if possible else self.square
+        return replace(self, square=square, long=None)
+
+    def time(self, size: int, tokens: float, squares: float, real: float | None = None) -> float:
+        """Seconds of a job of `tokens` padded tokens and `squares` on `size` ranks; `real` as for `times`."""
+        if self.long is not None and real is not None:
+            return float(self.times(size, np.array([tokens]), np.array([squares]), np.array([real]))[0])
         k = size
         total = self.base + (self.token * tokens + self.square * squares) / k
         if k == 1:
@@ -87,15 +139,28 @@ class CostModel:
         total += (k - 1) * (self.merge * tokens / k + self.layers * exposed)
         return total if total > self.floor_shared else self.floor_shared
 
-    def times(self, size: int, tokens: NDArray[Any], squares: NDArray[Any]) -> NDArray[np.float64]:
-        """`time` for arrays of equal shape."""
+    def times(
+        self, size: int, tokens: NDArray[Any], squares: NDArray[Any], real: NDArray[Any] | None = None
+    ) -> NDArray[np.float64]:
+        """Seconds of jobs on `size` ranks.
+
+        Args:
+            size: ranks of each job.
+            tokens: padded tokens, shape (jobs,).
+            squares: as `squares_of` adds them, same shape.
+            real: sums of squared real lengths, same shape; they decide which attention kernel a job takes. Without
+                them all take that of short key ranges.
+        """
         k = size
-        total: NDArray[np.float64] = self.base + (self.token * tokens + self.square * squares) / k
+        square: float | NDArray[np.float64] = self.square
+        if self.long is not None and real is not None:
+            square = np.where(self.long.serves(k, tokens, real), self.long.square, self.square)
+        total: NDArray[np.float64] = self.base + (self.token * tokens + square * squares) / k
         if k == 1:
             return np.maximum(total, self.floor)
         link = self.within if k <= self.node_size else self.between
         sent = tokens / k / link.bandwidth
-        hidden = self.overlap * self.square / self.layers * squares / (k * k)
+        hidden = self.overlap * square / self.layers * squares / (k * k)
         exposed = np.maximum(0.0, link.latency + self.hop_bytes[0] * sent - self.forward_share * hidden)
         exposed += np.maximum(0.0, link.latency + self.hop_bytes[1] * sent - (1 - self.forward_share) * hidden)
         total += (k - 1) * (self.merge * tokens / k + self.layers * exposed)
@@ -104,7 +169,8 @@ class CostModel:
     def job_time(self, lengths: Sequence[int], size: int, padding: PaddingRule = MINIMAL) -> float:
         """Seconds of the job that holds samples of these real lengths on `size` ranks."""
         tokens = sum(padding.pad(length, size) for length in lengths)
-        return self.time(size, tokens, sum(squares_of(length, size) for length in lengths))
+        squares = sum(squares_of(length, size) for length in lengths)
+        return self.time(size, tokens, squares, float(sum(length * length for length in lengths)))
 
 
 def squares_of(length: int, size: int) -> float:
@@ -119,6 +185,16 @@ def squares_of_all(lengths: NDArray[np.int64], size: int) -> NDArray[np.float64]
     unit = TILE * (2 * size if size > 1 else 1)
     rounded = (-(-lengths // unit) * unit).astype(np.float64)
     found: NDArray[np.float64] = (lengths.astype(np.float64) ** 2 + rounded**2) / 2
+    return found
+
+
+def expected_squares(size: NDArray[Any], tokens: NDArray[Any], real: NDArray[Any]) -> NDArray[np.float64]:
+    """What `squares_of` would add up to for jobs of which only sums are known.
+
+    A length is rounded up by half a unit on average, so the mean of L^2 and R^2 is about L^2 + L unit / 2.
+    """
+    unit = TILE * np.where(size > 1, 2 * size, 1)
+    found: NDArray[np.float64] = real + tokens * unit / 2
     return found
 
 

@@ -48,9 +48,10 @@ def job_times(
     if len(jobs):
         job_tokens = np.add.reduceat(tokens, jobs.starts[:-1])
         job_squares = np.add.reduceat(squares, jobs.starts[:-1])
+        real = None if cost.long is None else np.add.reduceat(own.astype(np.float64) ** 2, jobs.starts[:-1])
         for k in used:
             on = jobs.size == k
-            times[on] = cost.times(k, job_tokens[on], job_squares[on])
+            times[on] = cost.times(k, job_tokens[on], job_squares[on], None if real is None else real[on])
     return times
 
 

@@ -71,9 +71,9 @@ def sentences(comparison: Comparison, facts: Facts) -> list[str]:
     ground = comparison.ground
     cost = ground.cost
     found = [facts.basis]
-    speed = f"{cost.within.bandwidth / 1e9:g} GB/s within a node"
+    speed = f"{cost.within.bandwidth / 1e9:.4g} GB/s within a node"
     if facts.nodes > 1:
-        speed += f", {cost.between.bandwidth / 1e9:g} GB/s between nodes"
+        speed += f", {cost.between.bandwidth / 1e9:.4g} GB/s between nodes"
     rest = (
         f"{1e3 * ground.iteration_seconds:,.1f} ms for gradient reduction and optimizer, as measured, are in every time"
         if ground.iteration_seconds

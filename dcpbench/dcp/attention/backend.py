@@ -25,6 +25,7 @@ from dcpbench.dcp.attention.kernels import FLASH, REFERENCE, SDPA, Kernel
 from dcpbench.dcp.attention.layout import DeviceLayout, device_layout
 from dcpbench.dcp.attention.transport import CollectiveTransport, Transport
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
+from dcpbench.dcp.kernel_choice import LONG_KEYS_PER_QUERY, LONG_WORK
 from dcpbench.dcp.packing import AttentionLayout
 from dcpbench.errors import PreflightError
 
@@ -36,14 +37,6 @@ TE_MINIMUM = (2, 9)
 
 FLASH_HEAD_DIMS = 256
 """FlashAttention-2 serves head dimensions up to 256."""
-
-LONG_KEYS_PER_QUERY = 700.0
-"""From how many keys a query on, on average, cuDNN's kernels are faster than FlashAttention-2's
-(benchmarks/attention.py on an H200: even at 512, twice as fast at 4,096)."""
-
-LONG_WORK = 16_000_000
-"""From how many query-key pairs a rank and head on that pays. A layer's calls of cuDNN keep the host about 0.7 ms
-longer, and short microbatches are bound by the host; at 2,048 keys a query, kernels save that much with 8,192 rows."""
 
 OVERLAP_LENGTH = 12_288
 """From which longest sequence on it pays to split attention so that communication hides behind it."""

@@ -44,8 +44,8 @@ def create(
 ) -> Scheduler:
     """The scheduler of that name; with `:reversed` behind it, on batches in reversed order (see `reordered.py`).
 
-    A scheduler that plans with a cost model plans with `cost`, where that is given; one that has a choice of group
-    sizes takes them from `menu`.
+    A scheduler that plans with a cost model plans with `cost`, where that is given, and one attention kernel of it (see
+    `CostModel.planning`); one that has a choice of group sizes takes them from `menu`.
 
     Raises:
         SpecError: there is no such scheduler; names the nearest one.
@@ -74,7 +74,7 @@ def create(
             min_size=min_size,
             padding_policy=padding_policy,
             menu=menu,
-            cost=cost or H200_1B,
+            cost=(cost or H200_1B).planning(capacity),
         )
     return SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
 
