@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from log_lines import header, jsonl, record, spec, write
 
-from dcpbench import campaign, history, launched, ledger, plan, records, report, runfolder
+from dcpbench import campaign, config, history, launched, ledger, plan, records, report, resources, runfolder
 from dcpbench.analysis import Analysis, analyze_run
 from dcpbench.commands import resolve
 from dcpbench.errors import ExitCode, Interrupted
@@ -90,6 +90,13 @@ def test_a_quick_look_makes_none_unless_told(tmp_path: Path, monkeypatch: pytest
     assert resolve(path, ("lockstep.control=always",), quick).spec.lockstep.control == "always"
     assert resolve(path, (), {"launches.pairs": ("--pairs", 2)}).spec.lockstep.control == "auto"
     assert resolve(path, ("mode=launches",), quick).spec.lockstep.control == "auto"
+
+
+def test_the_shipped_quick_spec_stays_quick_and_the_others_are_controlled(tmp_path: Path) -> None:
+    names = {path.stem for path in resources.configs()} - {"gsm8k_4xcpu", "megatron_short_2xh200"}
+    specs = {name: config.load(Path(name), environ={}, overrides=("mode=lockstep",)).spec for name in names}
+    controlled = {name for name in names if plan.lockstep_control(plan.build(specs[name], tmp_path)) is not None}
+    assert controlled == names - {"quick_4xcpu"}
 
 
 class Fake:
