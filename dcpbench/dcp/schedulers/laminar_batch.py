@@ -31,6 +31,7 @@ class Batch:
         """Positions in the global batch, in planning order; equal lengths keep their order."""
         self.lengths: NDArray[np.int64] = lengths[self.samples]
         self.ranks, self.sizes, self.capacity, self.cost = ranks, sizes, capacity, cost
+        self._padding = padding
         self._units = np.array([padding.multiple(k) for k in sizes], np.int64)
         limits = [usable_length(k * capacity, k, padding) for k in sizes]
         self.usable: NDArray[np.int64] = np.searchsorted(-self.lengths, -np.array(limits), side="left")
@@ -101,3 +102,19 @@ class Batch:
         work += cost.base * max(self.ranks, float(self.lengths.sum()) / self.capacity)
         filled = -(-int(self.lengths.sum()) // (self.capacity * self.ranks))
         return max(work / self.ranks, self.fastest(), filled * min(cost.floor, cost.floor_shared))
+
+    def padded_order(self, sizes: tuple[int, ...], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Places in the order of `default_dynamic_cp`, and the index in `sizes` of what each needs; None if that fails.
+
+        It fails if a sample does not fit the largest size. The order is by padded tokens on the smallest size that
+        holds a sample, then on the largest, then by position in the batch.
+        """
+        units = [self._padding.multiple(k) for k in sizes]
+        limits = [usable_length(k * capacity, k, self._padding) for k in sizes]
+        if self.lengths[0] > limits[-1]:
+            return None
+        needs = np.searchsorted(np.maximum.accumulate(limits), self.lengths)
+        unit = np.array(units, np.int64)[needs]
+        keys = (self.samples, -self.lengths // units[-1], -self.lengths // unit * unit)
+        order: NDArray[np.int64] = np.lexsort(keys)
+        return order, needs[order]

@@ -69,6 +69,10 @@ class Workspace(NamedTuple):
     """(S,) padded tokens of jobs of several ranks."""
     job_squares: Vector
     """(S,) their squares; of jobs of one rank, seconds without the base."""
+    job_times: Vector
+    """(S,) seconds of packed jobs before they are topped up, and of jobs that are changed."""
+    job_most: Vector
+    """(S,) of jobs that are changed, the greatest load of their ranks."""
     first: Vector
     """(N,) first rank of each block."""
     width: Vector

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcpbench.dcp.compilation import Vector, floats, integers, vector
+from dcpbench.dcp.schedulers.default_dynamic_cp import sizes_of
 from dcpbench.dcp.schedulers.laminar_batch import Batch
+from dcpbench.dcp.schedulers.laminar_blocks import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE
+from dcpbench.dcp.schedulers.laminar_dynamic import level_jobs, loads_of_jobs, make_jobs, rule_of
+from dcpbench.dcp.schedulers.laminar_exchange import exchange
 from dcpbench.dcp.schedulers.laminar_instance import (
     REMEMBERED,
     STEPS,
@@ -20,15 +24,16 @@ from dcpbench.dcp.schedulers.laminar_instance import (
     Workspace,
     choose,
 )
-from dcpbench.dcp.schedulers.laminar_placement import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE, place_all
+from dcpbench.dcp.schedulers.laminar_packing import PACK_ALL, PACK_NONE, PACK_SINGLE
+from dcpbench.dcp.schedulers.laminar_placement import place_all
 from dcpbench.dcp.schedulers.laminar_polish import keep, polish, squared
 
 STEP_SECONDS = 7e-9
 """What one step of the search costs about, compiled; only the default budget rests on it."""
 SHARE = 0.0035
-"""The default budget is about this share of the iteration, or `PASSES` passes but for those not more than `PASSES_MOST`
-steps; never below or above `BUDGETS`."""
-PASSES, PASSES_MOST = 22, 1_800_000
+"""The default budget is about this share of the iteration, or `PASSES` passes, `PASSES_FEW` with few samples per rank,
+but for those not more than `PASSES_MOST` steps; never below or above `BUDGETS`."""
+PASSES, PASSES_FEW, PASSES_MOST = 22, 26, 1_800_000
 BUDGETS = (60_000, 7_000_000)
 STEPS_CANDIDATE = 1_000
 """What counts for each candidate, placed or not, beside what `laminar_instance` counts."""
@@ -40,6 +45,16 @@ POLISHED_SAMPLES = 32
 """Batches of at most so many samples keep a third of their budget for changes to single samples."""
 DEAR = 0.3
 """Share of a full microbatch from which on its fixed cost makes packing come before levelling."""
+EXCHANGED = 8
+"""With few samples per rank, this part of the budget is added for exchanges of samples."""
+CAPACITIES = (1, 2, 4, 8)
+"""Divisors of the capacity at which the dynamic-CP rule is tried."""
+STEPS_RULE = 40
+"""What counts for a sample in the rule, beside the groups that it looks at."""
+RULE_LEAST = 100_000
+"""Steps that the rule may always take; else half the budget."""
+TINY = 1e-6
+"""Within this share of the bound nothing else is tried."""
 BISECTIONS = 4
 """Targets tried in search of the least that rule fit can keep."""
 FEW, FINE, COARSE = 4096, 0.003, 0.01
@@ -55,8 +70,8 @@ class Candidate:
     target: float
     fit: int = 0
     fill: int = FILL_ALL
-    pack: int = 0
-    """Whether samples of one rank are packed before they are levelled."""
+    pack: int = PACK_NONE
+    """Which samples are packed before they are levelled."""
     floor: int = 0
     """Index of the smallest size."""
     fraction: float = 1.0
@@ -101,24 +116,62 @@ class Search:
         """About 1 % of the iteration, but enough for some passes."""
         low, high = BUDGETS
         ranks, samples = self.batch.ranks, len(self.batch.lengths)
-        shared = samples if samples <= FEW_PER_RANK * ranks else 0
-        passes = min(PASSES * (STEPS_RANK * ranks + STEPS_SAMPLE * samples + STEPS_SHARED * shared), PASSES_MOST)
+        steps = STEPS_RANK * ranks + (STEPS_SAMPLE + (STEPS_SHARED if self._few else 0)) * samples
+        passes = min((PASSES_FEW if self._few else PASSES) * steps, PASSES_MOST)
         return min(max(round(SHARE * self.bound / STEP_SECONDS), passes, low), high)
 
     def run(self) -> None:
-        """Try candidates, then polish; afterwards `best` and `time` are the result."""
-        few = len(self.batch.lengths) <= POLISHED_SAMPLES and len(self.batch.sizes) > 1
-        self._last = self.budget - self.budget // 3 if few else self.budget
+        """Try candidates, then improve the best; afterwards `best` and `time` are the result."""
+        polished = len(self.batch.lengths) <= POLISHED_SAMPLES and len(self.batch.sizes) > 1
+        self._last = self.budget - self.budget // 3 if polished else self.budget
         for _ in self._portfolio():
             if self._spent + self._pass > self._last or self.time <= self.enough:
                 break
         assert self._candidate is not None
         left = self.budget - self._spent
-        if few and left > 0 and self.time > self.enough:
+        if polished and left > 0 and self.time > self.enough:
             best = self._candidate
             self.time = polish(
                 self.instance, self.space, self.best, best.fit, best.fill, best.pack, best.target, self.enough, left
             )
+        if self.time > (1 + TINY) * self.bound:
+            self._by_the_rule()
+        left = self.budget - self._spent + (self.budget // EXCHANGED if self._few else 0)
+        if left > 0 and self.time > self.enough:
+            self.time = exchange(self.instance, self.space, self.best, self.enough, left)
+
+    def _by_the_rule(self) -> None:
+        """Try what `default_dynamic_cp` would run, at its best capacity, where that costs at most half the budget.
+
+        Its groups may be used where they are: all of the menu, and of the smallest size that the rule accepts.
+        """
+        batch, ranks = self.batch, self.batch.ranks
+        smallest, node, samples = batch.sizes[0], batch.cost.node_size, len(batch.lengths)
+        sizes = sizes_of(ranks, smallest)
+        served = set(sizes) <= set(batch.sizes) and (
+            smallest == ranks or (smallest & (smallest - 1) == 0 and ranks % smallest == 0)
+        )
+        if not served or len(CAPACITIES) * samples * (min(ranks, samples) + STEPS_RULE) > max(
+            self.budget // 2, RULE_LEAST
+        ):
+            return
+        aligned = ranks <= node or node & (node - 1) == 0
+        classes = vector(np.array([batch.sizes.index(k) for k in sizes], np.int64))
+        for divisor in CAPACITIES:
+            capacity = batch.capacity // divisor
+            found = batch.padded_order(sizes, capacity)
+            if found is None:
+                break
+            order, needs = map(vector, found)
+            make_jobs(self.instance, self.space, rule_of(order, needs, classes, ranks), capacity)
+            if aligned:
+                self._keep_shorter(loads_of_jobs(self.instance, self.space))
+            self._keep_shorter(level_jobs(self.instance, self.space))
+
+    def _keep_shorter(self, time: float) -> None:
+        if time < self.time:
+            self.time = time
+            keep(self.space, self.best)
 
     @property
     def _spent(self) -> int:
@@ -155,16 +208,17 @@ class Search:
         """Try one candidate after the other; what comes later depends on the best time so far."""
         first, own = self._first, next(iter(self.menus))
         smallest = Candidate(first, self.bound)
-        few = len(self.batch.lengths) <= FEW_PER_RANK * self.batch.ranks
         self._attempt(smallest)
         yield
-        if few:  # with about as many samples as ranks, wide groups matter most
-            yield from self._floors()
+        if self._dear:
+            yield from self._few_microbatches()
+        if self._few:  # with about as many samples as ranks, wide groups matter most
+            yield from self._floors(smallest)
         for candidate in self._others(self.bound):
             self._attempt(candidate)
             yield
-        if not few:
-            yield from self._floors()
+        if not self._few:
+            yield from self._floors(smallest)
         assert self._candidate is not None
         for floor in range(self._candidate.floor, -1, -1):
             for menu in dict.fromkeys((first, own)):
@@ -190,14 +244,27 @@ class Search:
                     self._attempt(Candidate(menu, target, fit))
                     yield
 
-    def _floors(self) -> Iterator[None]:
+    def _few_microbatches(self) -> Iterator[None]:
+        """Samples of every size packed, for several smallest sizes, and topped up as far as the best plan's time."""
+        packed = Candidate(self._first, self.bound, fill=FILL_EVERY, pack=PACK_ALL)
+        for menu in self.menus:
+            self._attempt(replace(packed, menu=menu))
+            yield
+        yield from self._floors(packed)
+        assert self._candidate is not None
+        for menu in self.menus:
+            for floor in sorted({0, self._candidate.floor}):
+                self._attempt(replace(packed, menu=menu, target=self.time, floor=floor))
+                yield
+
+    def _floors(self, candidate: Candidate) -> Iterator[None]:
         """Impose ever larger smallest sizes than the best plan has, until two in a row do not help, and the largest."""
         sizes, worse, samples = self.menus[self._first], 0, len(self.batch.lengths)
         used = max(j for j in range(len(self.batch.sizes)) if self.best.ends[j] == samples)
         for floor, k in enumerate(self.batch.sizes):
             if floor > used and k in sizes and (worse < 2 or k == sizes[-1]):
                 best = self.time
-                worse = worse + 1 if self._attempt(Candidate(self._first, self.bound, floor=floor)) >= best else 0
+                worse = worse + 1 if self._attempt(replace(candidate, floor=floor)) >= best else 0
                 yield
 
     def _bisected(self, candidate: Candidate) -> Iterator[None]:
@@ -221,7 +288,9 @@ class Search:
 
     def _packed(self, target: float) -> list[Candidate]:
         """Samples of one rank packed before they are levelled."""
-        return [Candidate(menu, target, pack=1) for menu in dict.fromkeys((self._first, next(iter(self.menus))))]
+        return [
+            Candidate(menu, target, pack=PACK_SINGLE) for menu in dict.fromkeys((self._first, next(iter(self.menus))))
+        ]
 
     def _variants(self) -> Iterator[None]:
         for multiple in (1.02, 1.1, 1.27):
@@ -236,6 +305,11 @@ class Search:
                 ):
                     self._attempt(candidate)
                     yield
+
+    @property
+    def _few(self) -> bool:
+        """Whether most samples share ranks."""
+        return len(self.batch.lengths) <= FEW_PER_RANK * self.batch.ranks
 
     @property
     def _dear(self) -> bool:
@@ -259,6 +333,8 @@ def _workspace(samples: int, ranks: int, sizes: int) -> Workspace:
         job_class=integers(samples),
         job_tokens=integers(samples),
         job_squares=floats(samples),
+        job_times=floats(samples),
+        job_most=floats(samples),
         first=integers(ranks),
         width=integers(ranks),
         open=integers(ranks),

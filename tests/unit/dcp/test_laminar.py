@@ -19,8 +19,10 @@ from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.schedulers.laminar_batch import Batch
+from dcpbench.dcp.schedulers.laminar_blocks import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE
+from dcpbench.dcp.schedulers.laminar_exchange import exchange
 from dcpbench.dcp.schedulers.laminar_instance import choose, solo
-from dcpbench.dcp.schedulers.laminar_placement import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE, place_all
+from dcpbench.dcp.schedulers.laminar_placement import place_all
 from dcpbench.dcp.schedulers.laminar_search import Search
 from dcpbench.dcp.schedulers.laminar_sizes import Menu, menu_sizes
 from dcpbench.dcp.simulation import busiest, is_laminar, simulate
@@ -96,7 +98,7 @@ def chosen(search: Search, menu: Menu, fraction: float, floor: int, target: floa
 
 
 @pytest.mark.parametrize("fill", [FILL_NONE, FILL_SINGLE, FILL_ALL, FILL_EVERY])
-@pytest.mark.parametrize(("fit", "pack"), [(0, 0), (1, 0), (0, 1)])
+@pytest.mark.parametrize(("fit", "pack"), [(0, 0), (1, 0), (0, 1), (0, 2)])
 @pytest.mark.parametrize("cost", [H200_1B, replace(H200_1B, floor=0.012, floor_shared=0.02, overlap=0.4, node_size=4)])
 def test_predicted_time_is_the_simulated_time(fit: int, pack: int, fill: int, cost: CostModel) -> None:
     rng = random.Random(3)
@@ -284,6 +286,39 @@ def test_few_microbatches_where_the_host_is_the_limit() -> None:
     plan = Laminar(Domain(3, 1), capacity, cost=cost).plan(lengths)
     assert len(plan.jobs) == 6
     assert simulate(plan, lengths, MINIMAL, cost).makespan == pytest.approx(0.1)
+
+
+def test_exchanged_samples_leave_a_plan_that_takes_what_was_predicted() -> None:
+    rng = random.Random(14)
+    better = 0
+    for number in range(60):
+        ranks, capacity = rng.randint(2, 40), rng.choice([64, 500, 2048])
+        made = Laminar(Domain(ranks, 1), capacity, menu=MENUS[number % 3])
+        lengths = lengths_of(rng, made, rng.randint(ranks, 4 * ranks))
+        sizes = made.group_sizes()
+        search = Search(Batch(np.array(lengths), ranks, sizes, capacity, MINIMAL, H200_1B), {"any": sizes}, 0)
+        search.run()
+        before = search.time
+        time = exchange(search.instance, search.space, search.best, search.bound, 10**7)
+        assert time <= before * (1 + 1e-12)
+        better += time < before * (1 - 1e-6)
+        search.time = time
+        plan = made._plan_of(search, np.array(lengths))  # checks every rule, and the predicted time
+        assert time == pytest.approx(simulate(plan, lengths, MINIMAL, H200_1B).makespan, rel=1e-9)
+    assert better > 10
+
+
+def test_an_exchange_that_empties_a_job_takes_it_out() -> None:
+    batch = batch_of([1000, 900, 100], 2, 2048, (1, 2))
+    search = Search(batch, {"any": (1, 2)}, 0)
+    best = search.best
+    best.jobs[0] = 3
+    for place, rank in enumerate([0, 1, 1]):  # one microbatch on rank 0, two on rank 1
+        best.job_of[place], best.job_first[place], best.job_class[place] = place, rank, 0
+    time = exchange(batch.instance, search.space, best, 0.0, 10**6)
+    assert int(best.jobs[0]) == 2
+    assert [int(job) for job in best.job_of] == [0, 1, 1]
+    assert time == pytest.approx(H200_1B.job_time([900, 100], 1))
 
 
 def test_shorter_than_the_dynamic_rule_on_a_long_tail() -> None:
