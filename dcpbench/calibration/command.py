@@ -44,9 +44,9 @@ LAUNCH = "calibration"
 MEASURED = "default_dynamic_cp"
 """The scheduler whose iterations show what they take beside their microbatches: it uses every size it has."""
 ITERATIONS, WARMUP = 16, 4
-SECONDS = 10.0
+SECONDS = 8.0
 """How long repetitions may take beyond the least number of them."""
-MISS, PACE = 0.01, 0.1
+MISS, PACE = 0.01, 0.3
 """All iterations missed by the first count as much as a pace that is off 1 by the second."""
 
 

@@ -14,7 +14,7 @@ from dcpbench.dcp.workload import PaddingRule, usable_length
 
 SHORT = 128
 """Length of the samples that make attention negligible: one tile of its kernels."""
-MIXED = 5
+MIXED = 6
 """Mixed microbatches for each group size that take part in the fit, and again as many that judge it."""
 LEAST, MOST = 0.08, 1.0
 """Share of the capacity that random mixed microbatches fill."""
@@ -57,19 +57,24 @@ def choose(
         own = sorted({each for k, each in jobs if k == size}, key=lambda each: (sum(each), each))
         mixed = _planned(own, size)
         points += mixed
-        points += _mixed(random, data[data <= limit], size, limit, padding)[: 2 * MIXED - len(mixed)]
-    unique = list(dict.fromkeys(points))
+        drawn = _mixed(random, data[data <= limit], size, limit, padding)
+        points += [drawn[index] for index in _spread(len(drawn), 2 * MIXED - len(mixed))]
+    unique = list({(point.size, point.lengths): point for point in reversed(points)}.values())[::-1]
     return tuple(unique[index] for index in random.permutation(len(unique)))
 
 
 def _planned(jobs: Sequence[tuple[int, ...]], size: int) -> list[Point]:
     """Up to 2 x `MIXED` of the microbatches, evenly from the smallest to the largest; every other one is held out."""
-    count = min(len(jobs), 2 * MIXED)
-    chosen = np.linspace(0, len(jobs) - 1, count).round().astype(int).tolist() if count else []
     return [
         Point(kind="mixed", size=size, lengths=jobs[index], held_out=number % 2 == 1)
-        for number, index in enumerate(chosen)
+        for number, index in enumerate(_spread(len(jobs), 2 * MIXED))
     ]
+
+
+def _spread(size: int, count: int) -> list[int]:
+    """Up to `count` positions of a list of `size`, evenly from the first to the last."""
+    found: list[int] = np.linspace(0, size - 1, min(size, count)).round().astype(int).tolist()
+    return found if size else []
 
 
 def _filled(length: int, tokens: int, size: int, padding: PaddingRule) -> tuple[int, ...]:

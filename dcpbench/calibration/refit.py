@@ -75,8 +75,8 @@ def refit(
     own = [one for one, out in zip(iterations, held.tolist(), strict=True) if not out]
     starts = [cost]
     if cost.assumed:
-        # Which bandwidth is effective and what hides behind what is not in a data sheet.
-        starts = [replace(cost, merge=0.0, overlap=overlap) for overlap in dict.fromkeys((cost.overlap, 0.0))]
+        # What hides behind what is in no data sheet; where nothing does, the bandwidth stands for all of sharing.
+        starts.append(replace(cost, merge=0.0, overlap=0.0))
     freedom = FREEDOM_OF_ASSUMED if cost.assumed else FREEDOM
     # Without a floor of the host, iterations do not depend on the one before, and only those in the fit are timed.
     alone = not (cost.floor or cost.floor_shared)

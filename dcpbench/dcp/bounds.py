@@ -12,13 +12,15 @@ Martello and Toth: two samples of more than half a microbatch never share one).
 
 No plan is shorter than the least T for which the samples' least w, over sizes on which they alone take at most T, add
 up to N T. With f = 0, N base is added instead: a rank without microbatches is idle for T, no less than the base.
-Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank.
+Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank. Of two attention kernels
+the quicker is assumed for every sample that any job could take to it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,22 +67,31 @@ class _Batch:
     ) -> None:
         self._lengths, self._counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         self._capacity, self._sizes, self._cost, self._padding = capacity, sorted(sizes), cost, padding
-        longest = int(self._lengths.max(initial=0))
-        self._costs = {k: cost.least(k, capacity, longest) for k in self._sizes}
-        self._square = min((one.square for one in self._costs.values()), default=cost.square)
+        self._quick = None if cost.long is None else replace(cost, square=min(cost.square, cost.long.square), long=None)
+        self._square = cost.square if self._quick is None else self._quick.square
+        """The least of a squared token."""
         self.longest = min((float(self._solo(self._lengths[-1:], k)[0]) for k in sizes), default=math.inf)
         """Seconds of the longest sample alone, on the size on which it takes least. No other takes longer."""
 
     def _solo(self, lengths: NDArray[np.int64], k: int) -> Floats:
         """Seconds alone on k ranks; infinite where memory does not suffice."""
         tokens = self._padding.pad_all(lengths, k)
-        time = self._costs[k].times(k, tokens, squares_of_all(lengths, k))
+        squares = squares_of_all(lengths, k)
+        time = self._cost.times(k, tokens, squares)
+        if self._quick is not None:
+            time = np.where(self._may_be_quick(lengths, k), self._quick.times(k, tokens, squares), time)
         return np.where(tokens <= k * self._capacity, time, np.inf)
+
+    def _may_be_quick(self, lengths: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
+        return self._cost.may_be_long(k, self._capacity, lengths, int(self._lengths[-1]))
 
     def _work(self, lengths: NDArray[np.int64], k: int, threshold: float | None) -> Floats:
         """w on k ranks."""
-        cost, tokens = self._costs[k], self._padding.pad_all(lengths, k)
-        work: Floats = (cost.token + cost.merge * (k - 1)) * tokens + cost.square * squares_of_all(lengths, k)
+        cost, tokens = self._cost, self._padding.pad_all(lengths, k)
+        square: float | Floats = cost.square
+        if self._quick is not None:
+            square = np.where(self._may_be_quick(lengths, k), self._square, square)
+        work: Floats = (cost.token + cost.merge * (k - 1)) * tokens + square * squares_of_all(lengths, k)
         if threshold is not None:
             part = tokens / (k * self._capacity)
             if threshold > 0:

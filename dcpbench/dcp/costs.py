@@ -20,7 +20,7 @@ t never falls when a sample is added to a job: the exposed hop falls by at most 
 Where attention chooses between two kernels (`kernel_choice.py`), `square` is that of short key ranges, and a job with
 at least `keys` keys a query and `work` query-key pairs a rank takes the lower `long.square`. Then t can fall when a
 sample is added, on which no search can rest: schedulers plan with one of the two (`planning`), the lower bound with the
-least that is possible (`least`), and what a plan takes is predicted with both.
+lower one for all samples that could get it (`may_be_long`), and what a plan takes is predicted with both.
 """
 
 from __future__ import annotations
@@ -107,20 +107,21 @@ class CostModel:
         serves = bool(self.long.serves(1, np.array([float(capacity)]), np.array([full]))[0])
         return replace(self, square=self.long.square if serves else self.square, long=None)
 
-    def least(self, size: int, capacity: int, longest: int) -> CostModel:
-        """The model with the one attention kernel that no job on `size` ranks can undercut.
+    def may_be_long(self, size: int, capacity: int, lengths: NDArray[np.int64], longest: int) -> NDArray[np.bool_]:
+        """Which samples any job on `size` ranks, with all that fits beside them, could take to the second kernel.
 
         Args:
             size: ranks of the job.
             capacity: tokens per rank.
+            lengths: real lengths, shape (samples,).
             longest: the longest sample of the batch.
         """
-        if self.long is None:
-            return self
-        length = min(longest, size * capacity)  # no query sees more keys on average than half of it
-        possible = length >= 2 * self.long.keys and length * capacity >= 2 * self.long.work
-        square = min(self.square, self.long.square) if possible else self.square
-        return replace(self, square=square, long=None)
+        if self.long is None or longest < 2 * self.long.keys:  # no query sees more than half of it, on average
+            return np.zeros(lengths.shape, np.bool_)
+        own = lengths.astype(np.float64)
+        room = np.maximum(0.0, size * capacity - own)
+        may: NDArray[np.bool_] = own**2 + room * np.minimum(longest, room) >= 2 * self.long.work * size
+        return may
 
     def time(self, size: int, tokens: float, squares: float, real: float | None = None) -> float:
         """Seconds of a job of `tokens` padded tokens and `squares` on `size` ranks; `real` as for `times`."""

@@ -27,9 +27,10 @@ from dcpbench.worker.warming import warm
 BURST_SECONDS, MOST_IN_BURST = 0.1, 4
 """Short microbatches are timed several in a row, as training runs them: the host queues one while the device works
 on another, so their time is that of whichever is slower."""
-LED_SECONDS = 0.25
+LED_SECONDS = 0.15
 """Shorter microbatches are timed behind one that is not: a device that begins idle waits for its first kernels."""
-LEAST_REPETITIONS, MOST_REPETITIONS = 2, 7
+LEAST_REPETITIONS, MOST_REPETITIONS = 3, 9
+"""Of bursts. One is enough of a microbatch that is long enough to be timed alone: its repetitions differ by 0.2 %."""
 
 
 class Timer:
@@ -94,7 +95,8 @@ class Timer:
         once = self._agreed(self._burst(point, pack, 1, 0))
         lead = int(once < LED_SECONDS)
         burst = int(min(max(round(BURST_SECONDS / once), 1), MOST_IN_BURST))
-        repetitions = int(min(max(share / ((burst + lead) * once), LEAST_REPETITIONS), MOST_REPETITIONS))
+        least = LEAST_REPETITIONS if lead else 1
+        repetitions = int(min(max(share / ((burst + lead) * once), least), MOST_REPETITIONS))
         own = [] if lead else [once]
         while len(own) < repetitions:
             own.append(self._burst(point, pack, burst, lead) / burst)

@@ -171,6 +171,36 @@ def test_the_profile_decides_the_times_and_a_poor_one_is_refused(
     assert "the errors are too large" in err
 
 
+def test_what_lies_outside_of_what_was_measured_is_said(capsys: pytest.CaptureFixture[str], spec: Path) -> None:
+    file = spec.parent / "mine.json"
+    usual = cost_profiles.assumed(Spec())
+    key = cost_profiles.key_of(Spec(), "NVIDIA H200")
+
+    def note(most: int, sizes: tuple[int, ...]) -> str:
+        good = Fit(points=9, held_out=3, mape=0.02, p95=0.05, fitted_mape=0.01, most_tokens=most, sizes=sizes)
+        measured = usual.model_copy(update={"kind": "measured", "fit": good, "key": key})
+        file.write_text(cost_profiles.dump(measured))
+        found: str = document(capsys, spec, "--profile", file)["notes"][0]
+        return found
+
+    assert "extrapolated" not in note(1024, (1, 2, 4))
+    assert "tokens a rank are outside of what was measured, at most 128: their times are extrapolated" in note(128, ())
+    assert "CP sizes up to 2 are used, and were measured up to 1: the rest is extrapolated" in note(1024, (1,))
+
+
+def test_a_plan_is_of_the_batches_that_a_run_measures(capsys: pytest.CaptureFixture[str], spec: Path) -> None:
+    options = ["--schedulers", "dp_balanced", "--set", "training.iterations=6", "--set", "training.warmup_iterations=4"]
+    found = document(capsys, spec, *options)
+    assert found["batches"] == 2
+    assert any("those of the run after 4 for warm-up" in note for note in found["notes"])
+    both = document(capsys, spec, *options, "--batches", 6)
+    assert any("the first of the run" in note for note in both["notes"])
+    first_four = document(capsys, spec, *options[:2], "--set", "training.iterations=4", "--set",
+                          "training.warmup_iterations=0")  # fmt: skip
+    total = 4 * first_four["rows"][0]["mean_ms"] + 2 * found["rows"][0]["mean_ms"]
+    assert total == pytest.approx(6 * both["rows"][0]["mean_ms"])
+
+
 def test_a_profile_measured_elsewhere_is_found_for_a_machine_without_gpus(
     capsys: pytest.CaptureFixture[str], spec: Path
 ) -> None:

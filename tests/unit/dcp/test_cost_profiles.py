@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dcpbench import config, plan_command
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, Iteration, coefficients_of, key_of, load, resolve
-from dcpbench.dcp.costs import H200_1B, H200_8B
+from dcpbench.dcp.costs import H200_1B, H200_8B, LongKernel
 from dcpbench.errors import SpecError
 from dcpbench.spec import Spec
 
@@ -143,3 +144,55 @@ def test_file_names_tell_what_was_measured() -> None:
         update={"versions": {"torch": "2.11.0+cpu"}}
     )
     assert key.stem == f"cpu-{key.model_hash}-float32-auto-full-deterministic-4-ranks-torch-2.11.0-cpu"
+
+
+def test_a_profile_measured_up_to_the_capacity_is_preferred(tmp_path: Path) -> None:
+    short, long = profile(spec(), "a-short"), profile(spec(), "b-long")
+    assert short.fit is not None
+    short = short.model_copy(update={"fit": short.fit.model_copy(update={"most_tokens": 256})})
+    long = long.model_copy(update={"fit": short.fit.model_copy(update={"most_tokens": 65536})})
+    folder = put(tmp_path, short, long)
+    assert resolve(spec(), H200, [folder]).name == "b-long"
+    few = Spec.model_validate({"cases": {"max_seqlen_per_dp_cp_rank": 128}})
+    assert resolve(few, H200, [folder]).name == "a-short"
+
+
+def test_a_second_attention_kernel_is_read_back(tmp_path: Path) -> None:
+    two = replace(H200_1B, long=LongKernel(3e-10, 700.0, 16e6))
+    made = profile(spec()).model_copy(update={"coefficients": coefficients_of(two)})
+    put(tmp_path, made)
+    assert load(tmp_path / "mine.json").cost.long == two.long
+
+
+@pytest.mark.parametrize("name", ["mock_2xh200", "long_2xh200"])
+def test_the_shipped_measurement_serves_the_shipped_specs(name: str) -> None:
+    shipped = config.load(Path(__file__).parents[3] / "configs" / f"{name}.yaml", environ={}).spec
+    found = resolve(shipped, H200, [cost_profiles.SHIPPED])
+    assert (found.kind, found.name, found.refused) == ("measured", "h200-gpt-0.87b", None)
+    assert found.fit is not None
+    assert found.fit.mape < 0.03
+    assert (found.fit.most_tokens or 0) >= 0.9 * shipped.cases.max_seqlen_per_dp_cp_rank
+    assert name in found.description
+    assert found.cost.long is not None
+    assert found.cost.long.square < found.cost.square
+
+
+# Means of iterations 11 to 30 (short) and 11 to 25 (long) of the runs that the profile was fitted to, in ms.
+MEASURED = {
+    ("mock_2xh200", 30): {"dp_balanced": 178.8, "default_dynamic_cp": 168.5},
+    ("long_2xh200", 25): {"dp_balanced": 792.0, "default_dynamic_cp": 786.4},
+}
+
+
+@pytest.mark.parametrize(("name", "iterations"), list(MEASURED))
+def test_plans_of_the_shipped_specs_take_as_long_as_they_were_measured_to(name: str, iterations: int) -> None:
+    shipped = config.load(Path(__file__).parents[3] / "configs" / f"{name}.yaml", environ={}).spec
+    training = shipped.training.model_copy(update={"iterations": iterations})
+    asked = shipped.model_copy(
+        update={"training": training, "schedule": shipped.schedule.model_copy(update={"costs": "h200-gpt-0.87b"})}
+    )
+    comparison, facts = plan_command.plan(asked, plan_command.Question(schedulers="dp_balanced,default_dynamic_cp"))
+    for row in comparison.rows:
+        assert row.mean_ms == pytest.approx(MEASURED[name, iterations][row.setting.scheduler], rel=0.02)
+    assert "measured profile h200-gpt-0.87b" in facts.basis
+    assert "extrapolated" not in facts.basis

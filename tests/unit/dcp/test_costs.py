@@ -7,11 +7,22 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.dcp.costs import H200_1B, H200_8B, CostModel, Link, lower_bound, squares_of
-from dcpbench.dcp.workload import MINIMAL
+from dcpbench.dcp.costs import (
+    H200_1B,
+    H200_8B,
+    CostModel,
+    Link,
+    LongKernel,
+    expected_squares,
+    lower_bound,
+    squares_of,
+)
+from dcpbench.dcp.schedulers import SCHEDULERS, create
+from dcpbench.dcp.simulation import job_times, simulate
+from dcpbench.dcp.workload import MINIMAL, Domain
 
 SIMPLE = CostModel("simple", True, 2, 1.0, 0.1, 0.01, 0.03, (4.0, 8.0), 4, Link(0.5, 100.0), Link(2.0, 10.0), 0.25)
 
@@ -100,3 +111,52 @@ def test_no_placement_of_single_samples_beats_the_bound() -> None:
         best = min(best, max(loads))
     bound = lower_bound(lengths, 2, capacity, (1, 2), H200_1B)
     assert 0 < bound <= best
+
+
+TWO = replace(H200_1B, long=LongKernel(3e-10, 700.0, 16e6))
+
+
+def test_queries_that_see_many_keys_get_the_second_kernel() -> None:
+    long = replace(TWO, square=3e-10, long=None)
+    one = replace(TWO, long=None)
+    assert TWO.job_time([8192], 1) == long.job_time([8192], 1) < one.job_time([8192], 1)
+    assert TWO.job_time([5000], 1) == one.job_time([5000], 1)  # too little work
+    assert TWO.job_time([1024] * 60, 1) == one.job_time([1024] * 60, 1)  # too few keys a query
+    assert TWO.job_time([8192], 4) == one.job_time([8192], 4)  # too little work on each of four ranks
+    # Without the real lengths nothing says which kernel it is.
+    assert TWO.times(1, np.array([8192]), np.array([8192.0**2]))[0] == one.job_time([8192], 1)
+    assert TWO.time(1, 8192, 8192.0**2) == one.job_time([8192], 1)
+
+
+def test_schedulers_plan_with_the_kernel_of_a_full_microbatch() -> None:
+    assert (TWO.planning(4096).square, TWO.planning(4096).long) == (TWO.square, None)
+    assert (TWO.planning(8192).square, TWO.planning(8192).long) == (3e-10, None)
+    assert H200_1B.planning(8192) is H200_1B
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(64, 30_000), min_size=1, max_size=20),
+    st.sampled_from([4096, 16384, 32768]),
+    st.sampled_from(sorted(SCHEDULERS)),
+    st.booleans(),
+)
+def test_no_plan_beats_the_bound_with_two_kernels(lengths: list[int], capacity: int, name: str, dear: bool) -> None:
+    cost = replace(TWO, square=2e-9) if dear else TWO
+    own = [min(length, 2 * capacity) for length in lengths]
+    made = create(name, domain=Domain(2, 2), capacity=capacity, cost=cost)
+    plan = made.plan(own)
+    bound = lower_bound(own, 2, capacity, (1, 2), cost)
+    assert bound <= simulate(plan, own, made.padding, cost).makespan * (1 + 1e-9)
+    times = job_times(plan, own, MINIMAL, cost)
+    expected = [cost.job_time([own[sample] for sample in job.samples], job.size) for job in plan.jobs]
+    assert times.tolist() == pytest.approx(expected)
+
+
+def test_squares_of_sums_are_those_of_samples_on_average() -> None:
+    lengths = np.random.default_rng(0).integers(1, 4000, 4000)
+    for size in (1, 2):
+        exact = sum(squares_of(int(length), size) for length in lengths)
+        tokens, real = np.array([lengths.sum()]), np.array([(lengths**2).sum()])
+        found = expected_squares(np.array([size]), tokens, real)
+        assert found[0] == pytest.approx(exact, rel=0.01)
