@@ -6,7 +6,17 @@ Single ranks come last: their microbatches level what larger groups left uneven.
 from __future__ import annotations
 
 from dcpbench.dcp.compilation import compiled
-from dcpbench.dcp.schedulers.laminar_blocks import FILL_EVERY, cut, finish, free, join, new_block, sift_down, sift_up
+from dcpbench.dcp.schedulers.laminar_blocks import (
+    FILL_EVERY,
+    FILL_NONE,
+    cut,
+    finish,
+    free,
+    join,
+    new_block,
+    sift_down,
+    sift_up,
+)
 from dcpbench.dcp.schedulers.laminar_instance import (
     BLOCKS,
     JOBS,
@@ -29,10 +39,17 @@ from dcpbench.dcp.schedulers.laminar_packing import PACK_ALL, PACK_NONE, place_p
 
 @compiled
 def place_by_load(instance: Instance, space: Workspace, j: int, fill: int, target: float) -> None:
-    """Each sample of the class to the least loaded block that is wide enough, first rank first among equals."""
-    heap, keys, links = space.heap, space.keys, space.links
-    load, first, width = space.load, space.first, space.width
+    """Each sample of the class to the least loaded block that is wide enough, first rank first among equals.
+
+    This is `join` and `finish` for every sample; what most samples need of them is written out, as a compiled call that
+    takes all vectors costs more than it does.
+    """
+    heap, keys, links, lengths, rates = space.heap, space.keys, space.links, instance.lengths, instance.rates
+    load, first, width, opened, before = space.load, space.first, space.width, space.open, space.before
+    job_of, job_tokens, job_squares = space.job_of, space.job_tokens, space.job_squares
+    counts, job_first, job_class = space.counts, space.job_first, space.job_class
     size, end, count = instance.sizes[j], space.ends[j], 0
+    unit, limit = instance.units[j], size * instance.capacity
     for block in range(space.counts[BLOCKS]):
         if width[block] >= size:
             heap[count], keys[count] = block, load[block]
@@ -48,8 +65,23 @@ def place_by_load(instance: Instance, space: Workspace, j: int, fill: int, targe
             if width[rest] >= size:
                 sift_up(heap, keys, first, count, rest, load[rest])
                 count += 1
-        if not join(instance, space, block, place, j):
+        job = opened[block]
+        tokens = pad(lengths[place], unit)
+        if job < 0:
+            job = counts[JOBS]
+            counts[JOBS] = job + 1
+            job_first[job], job_class[job], opened[block] = first[block], j, job
+            job_tokens[job], job_squares[job] = 0, 0.0
+        if job_tokens[job] + tokens <= limit:
+            tokens += job_tokens[job]
+            total = job_squares[job] + squares(lengths[place], size)
+            job_tokens[job], job_squares[job] = tokens, total
+            job_of[place], links[place] = job, place + 1
+            load[block] = before[block] + job_time(rates, j, tokens, total)
+        elif fill != FILL_NONE:
             finish(instance, space, block, j, fill, target)
+        else:
+            opened[block], before[block] = -1, load[block]
         sift_down(heap, keys, first, count, 0, load[block])
         place = free(links, place)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dcpbench.dcp.workload import BatchPlan, PaddingRule, Scheduler
+from dcpbench.dcp.workload import BatchPlan, Jobs, PaddingRule, Scheduler
 
 SUFFIX = ":reversed"
 
@@ -50,6 +50,6 @@ class Reversed:
             ScheduleError: the batch cannot be served in that order; it counts samples from the end.
         """
         plan = self.inner.plan(lengths[::-1])
-        last = len(lengths) - 1
-        jobs = tuple(replace(job, samples=tuple(last - sample for sample in job.samples)) for job in plan.jobs)
-        return replace(plan, jobs=jobs)
+        jobs = plan.arrays
+        samples = len(lengths) - 1 - jobs.samples
+        return replace(plan, jobs=Jobs(jobs.first, jobs.size, jobs.starts, samples))
