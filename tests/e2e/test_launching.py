@@ -105,7 +105,7 @@ def test_a40_ctrl_c_in_iteration_3_of_the_first_case(tmp_path: Path) -> None:
     spec = {
         "name": "interrupted",
         "topology": {"device": "cpu", "gpus_per_node": 2, "cp": 2},
-        "training": {"iterations": 100_000, "warmup_iterations": 0, "global_batch_size": 2},
+        "training": {"iterations": 5_000, "warmup_iterations": 0, "global_batch_size": 2},
         "data": {"kind": "list", "lengths": [32, 64]},
         "launches": {"grace": 5},
     }
@@ -129,7 +129,7 @@ def test_a40_ctrl_c_in_iteration_3_of_the_first_case(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     launches = tmp_path / "run" / "launches"
     assert [folder.name for folder in launches.iterdir()] == ["01-baseline"]
-    assert b"iteration 3/100000" in (launches / "01-baseline" / "stdout.log").read_bytes()
+    assert b"iteration 3/5000" in (launches / "01-baseline" / "stdout.log").read_bytes()
     assert [(e.event, e.status) for e in ledger.read(tmp_path / "run" / "ledger.jsonl")] == [
         ("start", None),
         ("end", "interrupted"),
