@@ -51,8 +51,8 @@ CAPACITIES = (1, 2, 4, 8)
 """Divisors of the capacity at which the dynamic-CP rule is tried."""
 STEPS_RULE = 40
 """What counts for a sample in the rule, beside the groups that it looks at."""
-RULE_LEAST = 100_000
-"""Steps that the rule may always take; else half the budget."""
+RULE_LEAST = 400_000
+"""Steps that the rule may always take; half the budget if that is more and the search ended far from the bound."""
 TINY = 1e-6
 """Within this share of the bound nothing else is tried."""
 BISECTIONS = 4
@@ -141,23 +141,20 @@ class Search:
             self.time = exchange(self.instance, self.space, self.best, self.enough, left)
 
     def _by_the_rule(self) -> None:
-        """Try what `default_dynamic_cp` would run, at its best capacity, where that costs at most half the budget.
+        """Try what `default_dynamic_cp` would run, at as many capacities as take no more steps than are allowed.
 
         Its groups may be used where they are: all of the menu, and of the smallest size that the rule accepts.
         """
         batch, ranks = self.batch, self.batch.ranks
         smallest, node, samples = batch.sizes[0], batch.cost.node_size, len(batch.lengths)
         sizes = sizes_of(ranks, smallest)
-        served = set(sizes) <= set(batch.sizes) and (
-            smallest == ranks or (smallest & (smallest - 1) == 0 and ranks % smallest == 0)
-        )
-        if not served or len(CAPACITIES) * samples * (min(ranks, samples) + STEPS_RULE) > max(
-            self.budget // 2, RULE_LEAST
-        ):
+        power = smallest & (smallest - 1) == 0 and ranks % smallest == 0
+        if not set(sizes) <= set(batch.sizes) or not (power or smallest == ranks):
             return
+        allowed = RULE_LEAST if self.time <= self.enough else max(RULE_LEAST, self.budget // 2)
         aligned = ranks <= node or node & (node - 1) == 0
         classes = vector(np.array([batch.sizes.index(k) for k in sizes], np.int64))
-        for divisor in CAPACITIES:
+        for divisor in CAPACITIES[: allowed // (samples * (min(ranks, samples) + STEPS_RULE))]:
             capacity = batch.capacity // divisor
             found = batch.padded_order(sizes, capacity)
             if found is None:
