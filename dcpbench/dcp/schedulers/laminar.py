@@ -42,6 +42,8 @@ from dcpbench.errors import ScheduleError
 if TYPE_CHECKING:
     from dcpbench.dcp.schedulers.laminar_search import Search
 
+_MOST_PADDING = 4
+"""Times the ranks of the domain to which every sample may be padded; powers of two want 2."""
 UNALIGNED_RANKS = 8
 """The largest domain whose contiguous blocks of all sizes may each have a communicator: 36 of them."""
 
@@ -97,11 +99,19 @@ class Laminar:
         """With a padding policy's rule; without more words, aligned groups and the assumed H200 cost model.
 
         `megatron` pads every sample to the least common multiple of 2k for all sizes k, as `default_dynamic_cp` does.
+
+        Raises:
+            ScheduleError: that multiple is out of proportion, as it is for sizes that are no powers of two.
         """
         scheduler = cls(domain, capacity, min_size, menu=menu, cost=cost)
         if padding_policy == "minimal":
             return scheduler
         unit = math.lcm(*map(MINIMAL.multiple, scheduler.group_sizes()))
+        if menu != "pow2" and unit > _MOST_PADDING * domain.ranks:
+            raise ScheduleError(
+                f"schedule.menu {menu} on {domain.ranks} ranks with cases.padding megatron would pad every sample to a "
+                f"multiple of {unit} tokens; set cases.padding to minimal, which pads for the group really used"
+            )
         return replace(scheduler, padding=PaddingRule(fixed=unit))
 
     def group_sizes(self) -> tuple[int, ...]:
@@ -160,7 +170,10 @@ class Laminar:
         samples = batch.samples[stable_order(job_of)]
         jobs = Jobs(np.array(best.job_first[:count], np.int64), sizes, starts, samples)
         plan = BatchPlan(self.domain.ranks, jobs, lockstep=False)
-        check_plan(plan, lengths, self.padding, self.capacity, self.group_sizes(), self._known_groups)
+        check_plan(plan, lengths, self.padding, self.capacity, self.group_sizes())
+        # What `groups` has for pow2, without a look at each of tens of thousands of jobs.
+        if self.menu == "pow2" and (jobs.first % jobs.size).any():
+            raise ScheduleError("laminar made a plan with a group that is no aligned block; report this batch")
         node, first, last = self.cost.node_size, jobs.first, jobs.first + jobs.size - 1
         if not np.where(jobs.size <= node, first // node == last // node, first % node == 0).all():
             raise ScheduleError("laminar made a plan with a group that crosses nodes without need; report this batch")
@@ -172,10 +185,6 @@ class Laminar:
                 f"laminar predicted {search.time:.9g} s for a plan that takes {simulated:.9g} s; report this batch"
             )
         return plan
-
-    @cached_property
-    def _known_groups(self) -> frozenset[tuple[int, int]] | None:
-        return frozenset(self.groups()) if self.menu == "pow2" else None
 
     @cached_property
     def _menus(self) -> dict[str, tuple[int, ...]]:

@@ -151,3 +151,12 @@ def test_a14_ranks_disagree_about_the_tail() -> None:
         assert plan.digest() == made.plan(list(lengths)).digest()
         planned.append(sorted(set(samples(plan))))
     assert planned == [list(range(13))] * len(SCHEDULERS)
+
+
+@pytest.mark.parametrize(("menu", "unit"), [("any", 1680), ("even", 48)])
+def test_sizes_that_would_pad_every_sample_out_of_proportion_are_refused(menu: str, unit: int) -> None:
+    domain = Domain(8, 4)
+    with pytest.raises(ScheduleError, match=f"a multiple of {unit} tokens; set cases.padding to minimal"):
+        create("laminar", domain=domain, capacity=2048, padding_policy="megatron", menu=menu)  # type: ignore[arg-type]
+    create("laminar", domain=domain, capacity=2048, padding_policy="minimal", menu=menu)  # type: ignore[arg-type]
+    create("laminar", domain=Domain(3, 1), capacity=2048, padding_policy="megatron", menu=menu)  # type: ignore[arg-type]
