@@ -126,6 +126,7 @@ def exchange(instance: Instance, space: Workspace, best: Best, enough: float, st
     load_jobs(instance, space, best)
     while True:
         rank = weigh(instance, space, best)
+        space.counts[STEPS] += samples + instance.ranks
         time: float = best.load[rank]
         least, chosen, partner, target = time, -1, -1, -1
         for place in range(samples):

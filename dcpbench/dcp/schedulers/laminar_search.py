@@ -46,7 +46,7 @@ POLISHED_SAMPLES = 32
 DEAR = 0.3
 """Share of a full microbatch from which on its fixed cost makes packing come before levelling."""
 EXCHANGED = 8
-"""With few samples per rank, this part of the budget is added for exchanges of samples."""
+"""Exchanges of samples, made with few samples per rank, take this part of the budget, which is added to it."""
 CAPACITIES = (1, 2, 4, 8)
 """Divisors of the capacity at which the dynamic-CP rule is tried."""
 STEPS_RULE = 40
@@ -136,9 +136,9 @@ class Search:
             )
         if self.time > (1 + TINY) * self.bound:
             self._by_the_rule()
-        left = self.budget - self._spent + (self.budget // EXCHANGED if self._few else 0)
-        if left > 0 and self.time > self.enough:
-            self.time = exchange(self.instance, self.space, self.best, self.enough, left)
+        if self._few and self.time > self.enough:
+            steps = self.budget // EXCHANGED
+            self.time = exchange(self.instance, self.space, self.best, self.enough, steps)
 
     def _by_the_rule(self) -> None:
         """Try what `default_dynamic_cp` would run, at as many capacities as take no more steps than are allowed.
