@@ -12,8 +12,8 @@ Martello and Toth: two samples of more than half a microbatch never share one).
 
 No plan is shorter than the least T for which the samples' least w, over sizes on which they alone take at most T, add
 up to N T. With f = 0, N base is added instead: a rank without microbatches is idle for T, no less than the base.
-Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank. Of two attention kernels
-the quicker is assumed for every sample that any job could take to it.
+Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank. Of two attention
+kernels the quicker is assumed for every sample that any job could take to it.
 """
 
 from __future__ import annotations
