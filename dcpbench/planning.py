@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dcpbench.dcp import schedulers
-from dcpbench.dcp.costs import CostModel, Link, lower_bound
+from dcpbench.dcp.bounds import lower_bound
+from dcpbench.dcp.costs import CostModel, Link
 from dcpbench.dcp.prediction import Machine, Prediction, Timeline, predict
 from dcpbench.dcp.schedulers.laminar_sizes import Menu
 from dcpbench.dcp.workload import BatchPlan, Domain, PaddingPolicy, Scheduler

@@ -199,20 +199,6 @@ def expected_squares(size: NDArray[Any], tokens: NDArray[Any], real: NDArray[Any
     return found
 
 
-def lower_bound(
-    lengths: Sequence[int],
-    ranks: int,
-    capacity: int,
-    sizes: Sequence[int],
-    cost: CostModel,
-    padding: PaddingRule = MINIMAL,
-) -> float:
-    """Seconds that no plan with groups of these sizes can beat; see `dcp.bounds`, which holds it."""
-    from dcpbench.dcp import bounds  # noqa: PLC0415 - which rests on this module
-
-    return bounds.lower_bound(lengths, ranks, capacity, sizes, cost, padding)
-
-
 _NVLINK = Link(12e-6, 400e9)
 _NETWORK = Link(25e-6, 50e9)
 

@@ -141,7 +141,7 @@ class Stager:
 
     The tensors belong to that stream, and the allocator hands their memory out again, to the same
     stream, as soon as they are freed. So a `StagedBatch` must be kept until the device has finished the iteration
-    that uses it; the loop does, since it drops a batch only after the wait at the end of the iteration.
+    that uses it, as `steps.Steps` does.
     """
 
     def __init__(self, attention: Backend, groups: RuntimeGroups, device: torch.device) -> None:

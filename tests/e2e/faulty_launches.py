@@ -6,17 +6,14 @@ sample is lost on its way to the loss. Any other name: no fault.
 """
 
 import functools
-import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from worker_launches import run_each
 
-from dcpbench.plan import Launch
 from dcpbench.worker import loss
-from dcpbench.worker.__main__ import run
 
 SOUND = loss.losses_and_gradient
 
@@ -31,22 +28,12 @@ def faulty(fault: str, logits: Tensor, labels: Tensor, losses: Tensor) -> None:
         logits[:15] = 0.0
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    initialise = dist.init_process_group
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    for number, argument in enumerate(sys.argv[1:]):
+def launches(arguments: list[str]) -> Iterator[str]:
+    for argument in arguments:
         fault, _, file = argument.partition("=")
         loss.losses_and_gradient = functools.partial(faulty, fault)
-        dist.init_process_group = functools.partial(
-            initialise,
-            store=dist.PrefixStore(f"launch {number}", store),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-        )
-        run(Launch.model_validate_json(Path(file).read_text()))
-        dist.destroy_process_group()
+        yield file
 
 
 if __name__ == "__main__":
-    main()
+    run_each(launches(sys.argv[1:]))

@@ -6,6 +6,7 @@ Each launch gets its own part of torchrun's store, as if it had a torchrun to it
 import functools
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,11 +16,12 @@ from dcpbench.plan import Launch
 from dcpbench.worker.__main__ import run
 
 
-def main() -> None:
+def run_each(files: Iterable[str]) -> None:
+    """Runs the launches one after the other; what `files` does before it yields the next is done in between."""
     torch.set_num_threads(1)
     initialise = dist.init_process_group
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    for number, file in enumerate(sys.argv[1:]):
+    for number, file in enumerate(files):
         dist.init_process_group = functools.partial(
             initialise,
             store=dist.PrefixStore(f"launch {number}", store),
@@ -31,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_each(sys.argv[1:])

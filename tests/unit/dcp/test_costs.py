@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.dcp.bounds import lower_bound
 from dcpbench.dcp.costs import (
     H200_1B,
     H200_8B,
@@ -17,7 +18,6 @@ from dcpbench.dcp.costs import (
     Link,
     LongKernel,
     expected_squares,
-    lower_bound,
     squares_of,
 )
 from dcpbench.dcp.schedulers import SCHEDULERS, create
