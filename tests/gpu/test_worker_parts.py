@@ -104,8 +104,7 @@ def test_loss_and_gradients_are_those_of_float64(rows: int, vocabulary: int) -> 
         grad_hidden[part] = logits.grad @ weight.detach().double()
         grad_weight += logits.grad.T @ hidden[part].detach().double()
     assert total.item() == pytest.approx(expected, rel=1e-5)
-    # A product over the vocabulary may be split and its parts rounded; that averages out, a wrong factor does not.
-    assert relative(hidden.grad, grad_hidden) < 1e-2
+    assert relative(hidden.grad, grad_hidden) < 6e-3
     assert off_scale(hidden.grad, grad_hidden) < 5e-4
     assert relative(weight.main_grad, grad_weight) < 6e-3
     assert off_scale(weight.main_grad, grad_weight) < 5e-4
