@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dcpbench.dcp.packing import AttentionLayout, Ints, offsets_of
@@ -50,7 +51,7 @@ class DeviceLayout:
         return self.query_offsets.device
 
 
-def to_device(array: Ints, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def to_device(array: Ints | NDArray[np.bool_], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A host array as a tensor on `device`; through pinned memory on CUDA, so that the copy does not block."""
     tensor = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
     if device.type == "cuda":

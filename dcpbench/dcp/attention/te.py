@@ -4,6 +4,11 @@ It is handed what Megatron-LM hands it: the rows of this rank in zigzag order, t
 and padded lengths of the *whole* sequences, and the CP group of the microbatch, which may change
 from one microbatch to the next. Its communication wants a process group of exactly those ranks, with a
 communicator in device memory, so it serves only as many different groups as can be made beforehand.
+
+Padding is handed over as the end of its sequence, and what comes out of it is replaced by zero. The results of real
+rows are the same: none sees what comes later, and a row without a gradient gives none. Handed over as padding between
+sequences, it left part of the gradient of values unwritten where heads share values and a rank has no real row of
+a sequence (version 2.20 with cuDNN 9.19; only sequences of less than 4 x CP size tokens are so short).
 """
 
 from __future__ import annotations
@@ -14,11 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dcpbench.dcp.attention.layout import to_device
 from dcpbench.dcp.groups import CpGroup, RuntimeGroups
-from dcpbench.dcp.packing import AttentionLayout, attention_layout, offsets_of
+from dcpbench.dcp.packing import AttentionLayout, attention_layout, offsets_of, ranges
 
 FIRST_ROWS = 256
 """Rows of each rank in the call that makes a group's connections."""
@@ -28,11 +34,12 @@ FIRST_ROWS = 256
 class _Call:
     backend: TransformerEngineBackend
     group: CpGroup
-    rows: int
+    held: int
+    """Rows of the sequences with their padding; a rank may have more behind them."""
     offsets: Tensor
-    padded_offsets: Tensor
     longest: int
-    padding: bool
+    nothing: Tensor | None
+    """(rows, 1, 1) bool: rows that no token is in; None where there are none."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.backend.attend(self, q, k, v)
@@ -75,14 +82,15 @@ class TransformerEngineBackend:
 
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> _Call:
         """The attention of one microbatch of this rank."""
+        nothing = np.ones((layout.rows, 1, 1), np.bool_)
+        nothing[ranges(layout.query_starts, layout.query_counts)] = False
         return _Call(
             self,
             group,
-            layout.rows,
-            to_device(offsets_of(layout.lengths), self._device, torch.int32),
+            int(layout.padded.sum()) // layout.size,
             to_device(offsets_of(layout.padded), self._device, torch.int32),
             int(layout.padded.max()),
-            bool((layout.lengths != layout.padded).any()),
+            to_device(nothing, self._device, torch.bool) if nothing.any() else None,
         )
 
     def warm(self, layouts: Iterable[AttentionLayout]) -> None:
@@ -100,18 +108,18 @@ class TransformerEngineBackend:
                 self._module.set_context_parallel_group(group.group, members, self._stream, self._communication)
             self._current = block
         out = self._module(
-            q.contiguous(),
-            k.contiguous(),
-            v.contiguous(),
+            *(x[: call.held].contiguous() for x in (q, k, v)),
             cu_seqlens_q=call.offsets,
             cu_seqlens_kv=call.offsets,
-            cu_seqlens_q_padded=call.padded_offsets,
-            cu_seqlens_kv_padded=call.padded_offsets,
+            cu_seqlens_q_padded=call.offsets,
+            cu_seqlens_kv_padded=call.offsets,
             max_seqlen_q=call.longest,
             max_seqlen_kv=call.longest,
-            pad_between_seqs=call.padding,
-        )
-        return out.view(q.shape)
+            pad_between_seqs=False,
+        ).view(call.held, *q.shape[1:])
+        if call.nothing is None:
+            return out
+        return F.pad(out, (0, 0, 0, 0, 0, len(q) - call.held)).masked_fill(call.nothing, 0.0)
 
     def _connect(self, group: CpGroup, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
         """Attention and its backward, once: the communicator connects ranks at the first use of each kind."""
