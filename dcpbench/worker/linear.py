@@ -50,6 +50,20 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a.T @ b
 
 
+def product_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a @ b, for sums so long that a kernel splits them, which are then added up in float32.
+
+    A product with few outputs and many terms, such as one over all words of a vocabulary, is cut into several whose
+    results are added; in the type of a bfloat16 output each addition would round (relative errors of 7e-3 where
+    one rounding makes 2e-3). Shapes: a (m, terms), b (terms, n), out (m, n) of one type.
+    """
+    wider = out.dtype in (torch.bfloat16, torch.float16)
+    if wider and products_accumulate(out.device, out.dtype, torch.float32):
+        out.copy_(torch.mm(a, b, out_dtype=torch.float32))
+    else:
+        torch.mm(a, b, out=out)
+
+
 def add_bias_gradient(total: Tensor | None, grad: Tensor) -> None:
     """total += the sum of grad (rows, out) over its rows, formed in total's type; nothing without a total."""
     if total is not None:

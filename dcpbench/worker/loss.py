@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dcpbench.data.stream import IGNORE_INDEX
-from dcpbench.worker.linear import add_product, main_grad_of
+from dcpbench.worker.linear import add_product, main_grad_of, product_into
 
 CHUNK_BYTES = 1 << 30
 """Memory for the logits held at once."""
@@ -42,7 +42,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             logits = torch.mm(labelled[part], weight.T, out=buffer[: min(rows, total_rows - start)])
             losses_and_gradient(logits, labels[part], losses[part])
-            torch.mm(logits, weight, out=grad_hidden[part])
+            product_into(grad_hidden[part], logits, weight)
             add_product(grad_weight, logits, labelled[part])
         ctx.factor_is_one = main_grad is not None
         ctx.save_for_backward(grad_hidden, *(() if ctx.factor_is_one else (grad_weight,)))
