@@ -184,34 +184,40 @@ def samples_of(chosen: Sequence[Point], timings: Timings, padding: PaddingRule) 
 def with_iterations(profile: CostProfile, executed: Sequence[PlannedIteration], measured: Floats) -> CostProfile:
     """The profile brought to the pace of executed iterations, with what they took beyond their microbatches.
 
-    Two numbers are fitted to every other iteration: a factor for all that the device does, since clocks under lasting
-    load are not those of short bursts, and the constant of an iteration. The rest judges them.
+    Two numbers are fitted: a factor for all that the device does, since clocks under lasting load are not those of
+    short bursts, and the constant of an iteration. Each iteration judges a fit to all the others: half of a few iterations
+    tell the two numbers badly apart, so judging a fit to one half by the other would judge the luck of the draw.
     """
-    held = np.arange(len(measured)) % 2 == 1
     scale = float(np.median(measured))
 
     def predicted(values: Floats) -> Floats:
         return iteration_times(executed, paced(profile.cost, float(values[0]))) + scale * float(values[1])
 
-    def residuals(values: Floats) -> Floats:
-        errors = (predicted(values) / measured - 1)[~held]
-        return np.append(errors / np.sqrt(len(errors)) / MISS, (values[0] - 1) / PACE)
+    def fitted(without: int | None = None) -> Floats:
+        used = np.arange(len(measured)) != (-1 if without is None else without)
 
-    found = least_squares(
-        residuals,
-        np.array([1.0, 0.05]),
-        bounds=([0.5, 0.0], [2.0, 1.0]),
-        loss="soft_l1",
-        diff_step=[1e-4, 1e-3],
-        max_nfev=100,
-    ).x
-    errors = np.abs(predicted(found) / measured - 1)[held]
-    mape = float(errors.mean())
+        def residuals(values: Floats) -> Floats:
+            errors = (predicted(values) / measured - 1)[used]
+            return np.append(errors / np.sqrt(len(errors)) / MISS, (values[0] - 1) / PACE)
+
+        found: Floats = least_squares(
+            residuals,
+            np.array([1.0, 0.05]),
+            bounds=([0.5, 0.0], [2.0, 1.0]),
+            loss="soft_l1",
+            diff_step=[1e-4, 1e-3],
+            max_nfev=100,
+        ).x
+        return found
+
+    errors = [float((predicted(fitted(one)) / measured - 1)[one]) for one in range(len(measured))]
+    mape = float(np.abs(errors).mean())
+    found = fitted()
     assert profile.fit is not None
     refused = profile.fit.refused
     if refused is None and mape > fit.ITERATION_LIMIT:
         refused = (
-            f"its fit is poor: whole iterations held out are missed by {mape:.1%} on average (limit "
+            f"its fit is poor: whole iterations held out one at a time are missed by {mape:.1%} on average (limit "
             f"{fit.ITERATION_LIMIT:.0%}), though microbatches are not; calibrate again on an idle machine"
         )
     pace = float(found[0])

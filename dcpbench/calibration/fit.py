@@ -36,8 +36,8 @@ Planning with coefficients that are 5 % off costs up to 1.6 % of the step, 10 % 
 The host and clocks move a single microbatch of 30 ms by a few per cent from one time to the next, which whole
 iterations average out: what is common to all microbatches shows there, so these have a limit of their own."""
 ITERATION_LIMIT = 0.03
-"""The same for whole iterations held out, on average: of the 5 % that predictions promise, the rest is for other plans
-than those of `default_dynamic_cp`."""
+"""The same for whole iterations held out one at a time, on average: of the 5 % that predictions promise, the rest is
+for other plans than those of `default_dynamic_cp`."""
 OVERLAPS = (0.0, 0.25, 0.5, 1.0)
 PRIOR = 0.003
 """Weight of the coefficients that the fit starts from, scaled to the samples, as a relative error of each: they decide

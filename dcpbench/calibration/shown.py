@@ -164,8 +164,8 @@ def verdict_lines(made: Calibrated, refitted: Refit | None = None) -> list[str]:
         )
     if profile.iteration is not None and profile.iteration.mape is not None and refitted is None:
         lines.append(
-            f"Of the {profile.iteration.iterations} iterations that followed, those held out are predicted within "
-            f"{profile.iteration.mape:.1%} on average."
+            f"Of the {profile.iteration.iterations} iterations that followed, each is predicted by a fit to the others "
+            f"within {profile.iteration.mape:.1%} on average."
         )
     if refitted is not None:
         lines.append(

@@ -139,7 +139,7 @@ class Iteration(_Part):
     iterations: int = 0
     """How many iterations were measured."""
     mape: float | None = None
-    """Mean absolute relative error of the predicted time of those held out."""
+    """Mean absolute relative error of the predicted time of each, by a fit to the others."""
     pace: float = Field(1.0, gt=0)
     """What the coefficients of the device were multiplied with, so that microbatches timed apart agree with iterations:
     clocks fall under lasting load. 1 where they were fitted to iterations."""

@@ -190,4 +190,4 @@ def test_iterations_that_microbatches_do_not_tell_of_refuse_the_profile() -> Non
     noise = np.exp(np.random.default_rng(1).normal(0, 0.2, 12))
     found = command.with_iterations(profile(TWO_KERNELS), executed(), iteration_times(executed(), TWO_KERNELS) * noise)
     assert found.refused is not None
-    assert found.refused.startswith("its fit is poor: whole iterations held out are missed by")
+    assert found.refused.startswith("its fit is poor: whole iterations held out one at a time are missed by")
