@@ -185,8 +185,8 @@ def with_iterations(profile: CostProfile, executed: Sequence[PlannedIteration], 
     """The profile brought to the pace of executed iterations, with what they took beyond their microbatches.
 
     Two numbers are fitted: a factor for all that the device does, since clocks under lasting load are not those of
-    short bursts, and the constant of an iteration. Each iteration judges a fit to all the others: half of a few iterations
-    tell the two numbers badly apart, so judging a fit to one half by the other would judge the luck of the draw.
+    short bursts, and the constant of an iteration. Each iteration judges a fit to all the others: half of a few
+    iterations tell the two numbers badly apart, and the other half would judge the luck of the draw.
     """
     scale = float(np.median(measured))
 
