@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from dcpbench import records
-from dcpbench.analysis import analyze
+from dcpbench.analysis.pipeline import analyze
+from dcpbench.analysis.sources import read_logs
 from dcpbench.report import FILES
-from dcpbench.sources import read_logs
 from dcpbench.spec import Tolerances
 
 SAMPLES = 32

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from dcpbench import commands
+from dcpbench.analysis.predicted import PlannedIteration, iteration_times, planned, scheduler_of
 from dcpbench.calibration import command, fit, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.data.prepare import prepare
@@ -27,7 +28,6 @@ from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.dcp.timings import Timing, Timings
-from dcpbench.predicted import PlannedIteration, iteration_times, planned, scheduler_of
 from dcpbench.spec import Spec
 
 PROFILE = "h200-gpt-0.87b"

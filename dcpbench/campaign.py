@@ -13,21 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dcpbench import following, ledger, plan, preflight, runfolder, telemetry
-from dcpbench import launch as launching
+from dcpbench import launch as launch_module
+from dcpbench import plan, preflight, telemetry
+from dcpbench.checks.gpus import GpuSurvey, survey
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.errors import DcpbenchError, Interrupted, LaunchError, RecordsError
-from dcpbench.gpus import GpuSurvey, survey
-from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Listener
+from dcpbench.launching import following
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.megatron import lengths
 from dcpbench.plan import Launch
 from dcpbench.records import IterationRecord
 from dcpbench.redact import redact_value
-from dcpbench.runfolder import RunFolder, write_text
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.runfolder import ledger
+from dcpbench.runfolder.layout import RunFolder, write_text
 from dcpbench.spec import Spec
 
 
@@ -60,7 +63,7 @@ class TorchrunExecutor:
         nvml = None if self.cpu else telemetry.load_nvml()
         ranks = launch.spec.topology.gpus_per_node
         with telemetry.sampling(launch.folder / "gpu.csv", ranks, self.environ, nvml=nvml):
-            return launching.run(
+            return launch_module.run(
                 launch, listener=self.listener, environ=self.environ, cpu=self.cpu, interrupts=self.interrupts
             )
 

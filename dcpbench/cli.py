@@ -288,7 +288,9 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """How each scheduler would pack the data, and the predicted times. Needs no GPU."""
-    from dcpbench import commands, plan_command, resources  # noqa: PLC0415
+    from dcpbench import commands  # noqa: PLC0415
+    from dcpbench.planner import command as plan_command  # noqa: PLC0415
+    from dcpbench.settings import resources  # noqa: PLC0415
 
     given = {
         "data.kind": ("--lengths-csv", "csv" if lengths_csv else None),

@@ -58,7 +58,7 @@ class Compared(StrEnum):
 
 def complete_spec(incomplete: str) -> list[str]:
     """Names of shipped specs that begin like this."""
-    from dcpbench import resources  # noqa: PLC0415 - only where the shell asks
+    from dcpbench.settings import resources  # noqa: PLC0415 - only where the shell asks
 
     try:
         names = [path.stem for path in resources.configs()]

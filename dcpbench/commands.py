@@ -16,31 +16,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dcpbench import (
-    campaign,
-    config,
-    environment,
-    launch,
-    manifest_summary,
-    plan,
-    preflight,
-    progress,
-    resources,
-    runfolder,
-)
-from dcpbench import manifest as provenance
+from dcpbench import campaign, config, environment, launch, plan, preflight
+from dcpbench import manifest as manifests
+from dcpbench.analysis import manifest_summary
+from dcpbench.checks.gpus import GpuSurvey, survey
 from dcpbench.config import ResolvedSpec
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.errors import DcpbenchError, ExitCode, LaunchError, RecordsError, UsageError
-from dcpbench.gpus import GpuSurvey, survey
-from dcpbench.interrupts import Interrupts
+from dcpbench.launching import progress
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.preflight import PreflightReport
 from dcpbench.redact import redact, redact_value
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.settings import resources
 from dcpbench.spec import Decision, Spec, Tolerances
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 
 def resolve(spec: Path | None, overrides: Sequence[str], options: Mapping[str, tuple[str, Any]]) -> ResolvedSpec:
@@ -63,8 +56,8 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
     with Interrupts() as interrupts, progress.on() as display:
         prepared = campaign.begin(resolved.spec, path, resume=resume, environ=os.environ, listener=display)
         # Now: a refusal does not wait for scipy, and what cannot be imported is known before the first launch.
-        from dcpbench import analysis  # noqa: PLC0415
         from dcpbench import report as reports  # noqa: PLC0415
+        from dcpbench.analysis import pipeline  # noqa: PLC0415
 
         folder = prepared.folder
         executor = campaign.TorchrunExecutor(display, os.environ, prepared.cpu, interrupts)
@@ -88,11 +81,11 @@ def run(resolved: ResolvedSpec, *, resume: bool, as_json: bool) -> int:
             failure = error  # the report says what is there of both cases, and lists every fault
         display.phase("analysing")
         try:
-            result = analysis.analyze_run(path)
+            result = pipeline.analyze_run(path)
             # The report repeats some of the manifest, and the manifest holds the hashes of the report.
-            whole = provenance.build(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
+            whole = manifests.build(path, resolved, _statistics(result), environ=os.environ, gpus=prepared.gpus)
             reports.write(replace(result, provenance=manifest_summary.summary(whole)), folder.analysis)
-            provenance.store(path, whole)
+            manifests.store(path, whole)
         except DcpbenchError as error:
             raise (failure or error) from None
         display.note(f"the run folder is {path}")
@@ -168,12 +161,12 @@ def analyze_run(
     as_json: bool,
 ) -> int:
     """Recompute the analysis of a run folder; without `analyze_only` refresh the manifest's results."""
-    from dcpbench import analysis  # noqa: PLC0415
     from dcpbench import report as reports  # noqa: PLC0415
+    from dcpbench.analysis import pipeline  # noqa: PLC0415
 
     folder = runfolder.existing(path)
     stored = config.load(folder.spec, environ={}).spec
-    result = analysis.analyze_run(
+    result = pipeline.analyze_run(
         path,
         tolerances=_merged(stored.tolerances, tolerances),
         warmup=warmup,
@@ -181,7 +174,7 @@ def analyze_run(
     )
     reports.write(replace(result, provenance=manifest_summary.of_run(path)), folder.analysis)
     if not analyze_only:
-        provenance.refresh_results(path, _statistics(result))
+        manifests.refresh_results(path, _statistics(result))
     _show(result, as_json)
     return result.verdict.exit_code
 
@@ -200,10 +193,10 @@ def analyze_logs(
     as_json: bool,
 ) -> int:
     """Compare console logs made anywhere; files are written only where `out` says."""
-    from dcpbench import analysis  # noqa: PLC0415
     from dcpbench import report as reports  # noqa: PLC0415
+    from dcpbench.analysis import pipeline  # noqa: PLC0415
 
-    result = analysis.analyze_logs(
+    result = pipeline.analyze_logs(
         baseline,
         dcp,
         format=format,
@@ -223,10 +216,10 @@ def manifest(path: Path, *, check: bool) -> int:
     """Print the manifest; with `check` look whether it, the files and their secrecy are sound."""
     folder = runfolder.existing(path)
     if not check:
-        provenance.read(path)
+        manifests.read(path)
         _out(folder.manifest.read_text(encoding="utf-8").rstrip("\n"))
         return ExitCode.PASSED
-    problems = provenance.check(path)
+    problems = manifests.check(path)
     for problem in problems:
         _out(redact(problem))
     if not problems:
@@ -278,11 +271,11 @@ _REPORT_FILES = {
 
 def show_report(path: Path, *, format: str, as_json: bool) -> int:
     """Write the report files of a finished run again, from its stored records, and show the report in a format."""
-    from dcpbench import analysis  # noqa: PLC0415
     from dcpbench import report as reports  # noqa: PLC0415
+    from dcpbench.analysis import pipeline  # noqa: PLC0415
 
     folder = runfolder.existing(path)
-    result = replace(analysis.analyze_run(path), provenance=manifest_summary.of_run(path))
+    result = replace(pipeline.analyze_run(path), provenance=manifest_summary.of_run(path))
     for file in reports.write(result, folder.analysis):
         sys.stderr.write(f"dcpbench: wrote {file}\n")
     if format == "text" or as_json:
@@ -302,7 +295,7 @@ def compare(
     first: Path, second: Path, *, allow: Sequence[str], required: bool, format: str = "text", as_json: bool
 ) -> int:
     """Two finished runs side by side."""
-    from dcpbench import comparison  # noqa: PLC0415
+    from dcpbench.analysis import comparison  # noqa: PLC0415
     from dcpbench.report import compared  # noqa: PLC0415
 
     found = comparison.compare(first, second, allow=allow, required=required)
@@ -322,7 +315,7 @@ def compare(
 
 def list_runs(folder: Path, *, as_json: bool) -> int:
     """The run folders below a folder."""
-    from dcpbench import history  # noqa: PLC0415
+    from dcpbench.runfolder import history  # noqa: PLC0415
 
     found = history.runs(folder)
     if as_json:

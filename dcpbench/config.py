@@ -19,10 +19,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dcpbench import fields, yamltext
 from dcpbench.errors import SpecError
 from dcpbench.redact import learn, redact, redact_value
-from dcpbench.resources import spec_file
+from dcpbench.settings import fields, yamltext
+from dcpbench.settings.resources import spec_file
 from dcpbench.spec import Spec
 
 ENVIRONMENT: dict[str, str] = {

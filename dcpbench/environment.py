@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from dcpbench import __version__
-from dcpbench.gpus import GpuSurvey, survey
+from dcpbench.checks.gpus import GpuSurvey, survey
 from dcpbench.redact import redact
 
 PACKAGES = (

@@ -18,11 +18,11 @@ from typing import Literal, Protocol
 import dcpbench
 from dcpbench import plan, redact
 from dcpbench.errors import DcpbenchError, Interrupted, LaunchError, LaunchTimeout, RecordsError, UsageError
-from dcpbench.failure import ended, first_failure
-from dcpbench.following import follow
-from dcpbench.interrupts import Interrupts
+from dcpbench.launching.failure import ended, first_failure
+from dcpbench.launching.following import follow
+from dcpbench.launching.interrupts import Interrupts
+from dcpbench.launching.processes import ProcessTree
 from dcpbench.plan import Launch
-from dcpbench.processes import ProcessTree
 from dcpbench.records import IterationRecord, RunEnd
 
 Status = Literal["completed", "failed", "timeout", "interrupted"]
@@ -46,7 +46,7 @@ _MACHINE_FAMILIES = ("LC_", "OMP_", "MKL_", "KMP_", "GOMP_", "NVIDIA_", "NVSHMEM
 
 
 class Listener(Protocol):
-    """What is told during a run; `progress.py` shows it."""
+    """What is told during a run; `launching/progress.py` shows it."""
 
     def planned(self, launches: list[Launch]) -> None:
         """These launches will be made, in this order."""

@@ -18,16 +18,17 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from dcpbench import artifacts, environment
+from dcpbench import environment
+from dcpbench.checks.gpus import GpuSurvey
 from dcpbench.config import ResolvedSpec
 from dcpbench.errors import LogError
-from dcpbench.gpus import GpuSurvey
-from dcpbench.launched import launches, loaded_versions
-from dcpbench.manifest_schema import SCHEMA_VERSION, Artifact, Manifest
 from dcpbench.megatron import probe
 from dcpbench.megatron.environment import settings as megatron_settings
+from dcpbench.provenance.schema import SCHEMA_VERSION, Artifact, Manifest
 from dcpbench.redact import allowed_environment, redact_value
-from dcpbench.runfolder import RunFolder, write_text
+from dcpbench.runfolder import artifacts
+from dcpbench.runfolder.launched import launches, loaded_versions
+from dcpbench.runfolder.layout import RunFolder, write_text
 from dcpbench.spec import Spec
 from dcpbench.stats.bootstrap import SEED
 

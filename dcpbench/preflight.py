@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import psutil
 
+from dcpbench.checks.findings import Finding, ok, refuse, warn
+from dcpbench.checks.gpus import GpuSurvey, survey
+from dcpbench.checks.servable import Stream, servable
 from dcpbench.errors import PreflightError
-from dcpbench.findings import Finding, ok, refuse, warn
-from dcpbench.gpus import GpuSurvey, survey
 from dcpbench.megatron import checks
-from dcpbench.servable import Stream, servable
 from dcpbench.spec import Spec
 
 KERNELS = {"flash": True, "cudnn": True, "sdpa": False, "reference": False, "auto": False}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dcpbench.secretscan import MARK, SECRET_RULES, Span, disjoint, is_secret_name, learn
+from dcpbench.provenance.secretscan import MARK, SECRET_RULES, Span, disjoint, is_secret_name, learn
 
 __all__ = [
     "MARK",

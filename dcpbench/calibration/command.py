@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from scipy.optimize import least_squares
 
-from dcpbench import campaign, preflight, records, runfolder
+from dcpbench import campaign, preflight, records
+from dcpbench.analysis.predicted import PlannedIteration, iteration_times, planned, scheduler_of
 from dcpbench.calibration import fit, from_runs, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.calibration.from_runs import Agreement
 from dcpbench.calibration.refit import Refit
+from dcpbench.checks.gpus import survey
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles, schedulers
@@ -30,12 +32,11 @@ from dcpbench.dcp.costs import CostModel, squares_of
 from dcpbench.dcp.timings import FILE, Calibration, Point, Timings
 from dcpbench.dcp.workload import PaddingRule
 from dcpbench.errors import RecordsError, ScheduleError, SpecError, UsageError
-from dcpbench.gpus import survey
-from dcpbench.interrupts import Interrupts
 from dcpbench.launch import Listener
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.plan import Launch
-from dcpbench.predicted import PlannedIteration, iteration_times, planned, scheduler_of
-from dcpbench.runfolder import RunFolder, write_bytes, write_text
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.runfolder.layout import RunFolder, write_bytes, write_text
 from dcpbench.spec import Spec
 
 Floats = NDArray[np.float64]

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dcpbench import config, records, runfolder
+from dcpbench import config, records
+from dcpbench.analysis.predicted import PlannedIteration, profile_of
 from dcpbench.calibration import fit, refit
 from dcpbench.calibration.refit import Refit
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, Iteration, Key
 from dcpbench.errors import UsageError
-from dcpbench.predicted import PlannedIteration, profile_of
 from dcpbench.records import RunHeader
+from dcpbench.runfolder import layout as runfolder
 from dcpbench.spec import CASES, Spec
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.dcp.costs import CostModel, Link
-from dcpbench.predicted import PlannedIteration, iteration_times
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dcpbench import commands, progress
+from dcpbench import commands
 from dcpbench.calibration import command
 from dcpbench.calibration.command import Calibrated
 from dcpbench.calibration.fit import Sample, relative_errors, timed_apart
@@ -20,7 +20,8 @@ from dcpbench.calibration.from_runs import Agreement
 from dcpbench.calibration.refit import Refit
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.errors import ExitCode, UsageError
-from dcpbench.interrupts import Interrupts
+from dcpbench.launching import progress
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.redact import redact, redact_value
 
 COLUMNS = ("timed", "CP size", "number", "tokens", "ms", "mean error", "largest error")

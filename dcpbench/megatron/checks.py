@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from dcpbench.findings import Finding, ok, refuse, warn
+from dcpbench.checks.findings import Finding, ok, refuse, warn
+from dcpbench.checks.servable import Stream
 from dcpbench.megatron import environment, probe
 from dcpbench.megatron.flags import draws_its_own_lengths, extra_flag_conflicts, sequence_length
-from dcpbench.servable import Stream
 from dcpbench.spec import Spec, TextData
 
 _PROMPTS = ("instruction", "prompt", "query", "question")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dcpbench.findings import Finding, ok, refuse
+from dcpbench.checks.findings import Finding, ok, refuse
 from dcpbench.spec import Spec
 
 _BACKENDS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dcpbench.megatron.flags import LENGTHS_FILE, draws_its_own_lengths
-from dcpbench.runfolder import write_text
+from dcpbench.runfolder.layout import write_text
 from dcpbench.spec import Spec, TextData
 
 

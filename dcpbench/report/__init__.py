@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from dcpbench.errors import LogError
 from dcpbench.redact import redact
 from dcpbench.report import aligned_parquet, csv_table, figures, html, markdown, statistics_json
-from dcpbench.runfolder import write_bytes
+from dcpbench.runfolder.layout import write_bytes
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 
 def _text(write: Callable[[Analysis], str]) -> Callable[[Analysis], bytes]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dcpbench.table import ABSENT, FLOATS, TEXTS
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 
 def write(analysis: Analysis) -> bytes | None:

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 from dcpbench.report import same_case, wording
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 _NOT_IN_XML = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
 

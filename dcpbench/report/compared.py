@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dcpbench.report import ci
 
 if TYPE_CHECKING:
-    from dcpbench.comparison import Comparison
+    from dcpbench.analysis.comparison import Comparison
 
 COLUMNS = ("second / first", "95 % interval", "verdict")
 """What follows the two runs' own columns."""

@@ -13,7 +13,7 @@ from dcpbench.redact import redact
 from dcpbench.report import same_case, wording
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 _MOST_FAULTS = 40
 

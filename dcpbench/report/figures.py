@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 COLOURS = {"baseline": "#d1750a", "dcp": "#2f81d8"}
 """Orange and blue: told apart by people who see red and green alike, on white and on black."""

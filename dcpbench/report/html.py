@@ -14,7 +14,7 @@ from dcpbench.report import figures, same_case, wording
 from dcpbench.report.page import bullets, page, paragraph, picture, section, table
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 _MOST_FAULTS = 200
 

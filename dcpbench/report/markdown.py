@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dcpbench.report import figures, same_case, wording
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
+    from dcpbench.analysis.pipeline import Analysis
 
 _MOST_FAULTS = 200
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dcpbench.report.wording import Row, number
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
-    from dcpbench.lockstep_control import LockstepControl
+    from dcpbench.analysis.lockstep_control import LockstepControl
+    from dcpbench.analysis.pipeline import Analysis
 
 TITLE = "A/A control"
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
-    from dcpbench.results import CaseResult, LaunchResult
+    from dcpbench.analysis.pipeline import Analysis
+    from dcpbench.analysis.results import CaseResult, LaunchResult
 
 SCHEMA_VERSION = 1
 

@@ -9,8 +9,8 @@ from dcpbench.faults import Fault
 from dcpbench.profiles import table
 
 if TYPE_CHECKING:
-    from dcpbench.analysis import Analysis
-    from dcpbench.results import CaseResult
+    from dcpbench.analysis.pipeline import Analysis
+    from dcpbench.analysis.results import CaseResult
 
 NONE = "-"
 Row = tuple[str, ...]

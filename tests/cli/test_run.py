@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dcpbench import cli, ledger, report
+from dcpbench import cli, report
+from dcpbench.runfolder import ledger
 
 SPEC = {
     "name": "tiny",

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dcpbench import campaign, cli, commands, ledger, plan, preflight
-from dcpbench.gpus import Gpu, GpuSurvey
+from dcpbench import campaign, cli, commands, plan, preflight
+from dcpbench.checks.gpus import Gpu, GpuSurvey
+from dcpbench.runfolder import ledger
 
 CHECKOUT = Path(__file__).parents[1] / "data" / "megatron_checkout"
 GPUS = GpuSurvey(gpus=tuple(Gpu(name=str(n), model="H", processes=0) for n in range(2)))

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench import config, progress
+from dcpbench import config
 from dcpbench.calibration import command, shown
 from dcpbench.dcp import cost_profiles
-from dcpbench.interrupts import Interrupts
+from dcpbench.launching import progress
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.spec import Spec
 
 SPEC = """

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import yaml
 
-from dcpbench import launch as launching
-from dcpbench import ledger
-from dcpbench.interrupts import Interrupts
+from dcpbench import launch as launch_module
 from dcpbench.launch import LaunchOutcome
+from dcpbench.launching.interrupts import Interrupts
+from dcpbench.launching.progress import PlainProgress
 from dcpbench.plan import Launch, build, torchrun
-from dcpbench.progress import PlainProgress
+from dcpbench.runfolder import ledger
 from dcpbench.spec import Spec
 
 WORKER = """
@@ -66,7 +66,9 @@ def run(launch: Launch, mode: str) -> LaunchOutcome:
     assert words[at - 1] == "-m"
     argv = [*words[: at - 1], str(script), *words[at + 1 :]]
     listener = PlainProgress(sys.stderr)
-    return launching.run(launch, listener=listener, environ=os.environ, cpu=True, interrupts=Interrupts(), argv=argv)
+    return launch_module.run(
+        launch, listener=listener, environ=os.environ, cpu=True, interrupts=Interrupts(), argv=argv
+    )
 
 
 def test_a39_usual_ports_are_taken_and_both_cases_start_at_once(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcpbench import ledger, plan, records, report, runfolder
-from dcpbench.analysis import Analysis, analyze_logs, analyze_run
+from dcpbench import plan, records, report
+from dcpbench.analysis.pipeline import Analysis, analyze_logs, analyze_run
 from dcpbench.data.prepare import prepare
 from dcpbench.records import LaunchRecords
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.runfolder import ledger
 from dcpbench.spec import Spec
 
 LAUNCHER = Path(__file__).with_name("lockstep_launches.py")

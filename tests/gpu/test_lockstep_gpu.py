@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from dcpbench import ledger, plan, records, runfolder
-from dcpbench.analysis import Analysis, analyze_run
+from dcpbench import plan, records
+from dcpbench.analysis.pipeline import Analysis, analyze_run
 from dcpbench.data.prepare import prepare
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.runfolder import ledger
 from dcpbench.spec import Spec
 from dcpbench.stats.lockstep import GRAD_NORM, GRAD_NORM_BIAS, GRADIENT, LOSS_BIAS
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dcpbench import ledger, plan, records, runfolder
+from dcpbench import plan, records
 from dcpbench.records import IterationRecord, RunEnd, RunHeader
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.runfolder import ledger
 from dcpbench.spec import Launches, Spec, Tolerances, Topology, Training
 
 TIME = "[2026-06-09 14:03:21.118274]"

@@ -15,28 +15,40 @@ import dcpbench
 PACKAGE = Path(dcpbench.__file__).resolve().parent
 MOST_LINES = 500
 
-LIGHT = ("cli", "spec", "config", "plan", "campaign", "launch", "preflight", "errors", "records")
+LIGHT = ("cli", "commands", "spec", "config", "plan", "campaign", "launch", "preflight", "errors", "records")
 """Modules that load while the user waits for an answer."""
+LIGHT_PACKAGES = ("settings", "checks", "launching", "runfolder", "provenance", "planner")
+"""Packages of which no module may be slow to load."""
 HEAVY = ("torch", "transformer_engine", "pandas", "scipy")
+TOP = {
+    "__main__", "cli", "cli_options", "commands", "errors", "spec", "config", "plan", "preflight", "campaign", "launch",
+    "telemetry", "records", "table", "profiles", "faults", "align", "verdict", "manifest", "environment", "redact",
+}  # fmt: skip
+"""The modules beside the packages: the stages themselves. What a stage is built of lies in a package."""
 RANKS = {
-    "errors": 0,
-    "spec": 1,
-    "plan": 2,
-    "preflight": 3,
-    "launch": 3,
-    "telemetry": 3,
-    "campaign": 4,
-    "cli": 5,
-    "records": 1,
-    "align": 2,
-    "stats": 2,
-    "verdict": 3,
-    "report": 4,
-    "redact": 1,
-    "environment": 2,
-    "manifest": 3,
+    stage: height
+    for height, stages in enumerate(
+        (
+            ("errors", "provenance"),
+            ("spec", "records", "profiles", "telemetry", "redact", "stats"),
+            ("settings", "data", "table"),
+            ("config", "dcp", "parse"),
+            ("plan", "checks"),
+            ("runfolder", "launching", "preflight", "environment", "faults"),
+            ("launch", "align", "verdict", "manifest"),
+            ("campaign", "analysis"),
+            ("report",),
+            ("planner", "commands"),
+            ("calibration", "cli_options"),
+            ("cli",),
+            ("__main__",),
+        )
+    )
+    for stage in stages
 }
-"""Stage -> height in its chain; a stage may import what is lower, never what is higher."""
+"""Stage -> height in its chain; a stage may import what is lower, never what is higher or as high."""
+WITHOUT_RANK = {"megatron", "worker"}
+"""A runner hooks into several stages; what the worker may import has a rule of its own."""
 
 
 def modules() -> dict[str, Path]:
@@ -107,6 +119,13 @@ def test_modules_that_answer_at_once_load_nothing_heavy(module: str) -> None:
     assert loaded(module, HEAVY) == []
 
 
+@pytest.mark.parametrize("package", LIGHT_PACKAGES)
+def test_packages_that_answer_at_once_load_nothing_heavy(package: str) -> None:
+    modules = [name for name in MODULES if name.split(".")[0] == package]
+    assert len(modules) > 1
+    assert loaded(", dcpbench.".join(modules), HEAVY) == []
+
+
 def test_schedulers_and_workload_run_without_torch() -> None:
     assert loaded("dcp.schedulers, dcpbench.dcp.workload", ("torch",)) == []
     for name, path in MODULES.items():
@@ -122,7 +141,7 @@ def test_statistics_load_neither_pandas_nor_rich() -> None:
 
 def test_reports_compute_no_statistic() -> None:
     for name, path in MODULES.items():
-        if name == "report" or name.startswith("report."):
+        if name == "report" or name.startswith("report.") or name == "planner.shown":
             found = set(imports(path))
             assert not {word.split(".")[0] for word in found} & {"scipy", "statistics", "math", "pandas"}, name
             assert not [word for word in found if word.startswith("dcpbench.stats")], name
@@ -151,6 +170,23 @@ def test_dependencies_point_one_way(name: str) -> None:
         if target and target.split(".")[0] != stage and RANKS.get(target.split(".")[0], -1) >= RANKS[stage]
     }
     assert not higher
+
+
+def test_every_stage_has_its_height() -> None:
+    stages = {name.split(".")[0] for name in MODULES if name}
+    assert stages == set(RANKS) | WITHOUT_RANK
+
+
+def test_the_top_holds_the_stages_alone() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == TOP | {"__init__"}
+
+
+def test_the_tree_in_the_documents_is_the_tree() -> None:
+    text = (PACKAGE.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    tree = text.partition("```text\ndcpbench/\n")[2].partition("```")[0]
+    listed = [word for line in tree.splitlines() for word in line[:33].replace(",", " ").split()]
+    packages = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(listed) == sorted({f"{name}.py" for name in TOP} | packages)
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench import ledger
 from dcpbench.campaign import set_aside, walk
 from dcpbench.errors import DcpbenchError, ExitCode, Interrupted, LaunchError, LaunchTimeout, RecordsError
-from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, Status
+from dcpbench.launching.interrupts import Interrupts
 from dcpbench.plan import Launch, build
 from dcpbench.records import IterationRecord, RunEnd, to_json
+from dcpbench.runfolder import ledger
 from dcpbench.spec import Spec
 
 ITERATIONS = 2

@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcpbench import config, fields, yamltext
+from dcpbench import config
 from dcpbench.errors import ExitCode, SpecError
+from dcpbench.settings import fields, yamltext
 from dcpbench.spec import CsvData, ListData, LognormalData, Spec, TextData, UniformData
 
 SECRET = "hf_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7"

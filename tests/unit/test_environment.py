@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dcpbench import environment
+from dcpbench.checks.gpus import Gpu, GpuSurvey
 from dcpbench.environment import git_state, probe
-from dcpbench.gpus import Gpu, GpuSurvey
 
 
 def git(folder: Path, *arguments: str) -> str:

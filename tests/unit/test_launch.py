@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dcpbench import launch as launching
+from dcpbench import launch as launch_module
 from dcpbench.errors import ExitCode, UsageError
-from dcpbench.interrupts import Interrupts
 from dcpbench.launch import LaunchOutcome, environment
+from dcpbench.launching.interrupts import Interrupts
+from dcpbench.launching.processes import ProcessTree
 from dcpbench.plan import Launch, build, torchrun
-from dcpbench.processes import ProcessTree
 from dcpbench.records import IterationRecord
 from dcpbench.spec import Spec
 
@@ -81,7 +81,7 @@ def a_launch(folder: Path, *, ranks: int = 2, iterations: int = 3, **launches: o
 def run(
     launch: Launch, code: str, listener: Listening | None = None, interrupts: Interrupts | None = None
 ) -> LaunchOutcome:
-    return launching.run(
+    return launch_module.run(
         launch,
         listener=listener or Listening(),
         environ=os.environ,
@@ -141,7 +141,7 @@ def test_a43_clean_exit_without_all_records_is_incomplete(tmp_path: Path, code: 
 
 
 def test_a43_ranks_waiting_for_one_that_left_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_LOST_WORKER", 1.0)
+    monkeypatch.setattr(launch_module, "_LOST_WORKER", 1.0)
     launch = a_launch(tmp_path, iterations=5)
     outcome = run(launch, "sleeper('import time; time.sleep(3)'); sleeper(); iterations(1, 2); time.sleep(600)")
     assert outcome.status == "failed"
@@ -152,7 +152,7 @@ def test_a43_ranks_waiting_for_one_that_left_are_stopped(tmp_path: Path, monkeyp
 
 
 def test_launch_that_says_nothing_any_more_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_STALL_MARGIN", 0.5)
+    monkeypatch.setattr(launch_module, "_STALL_MARGIN", 0.5)
     outcome = run(a_launch(tmp_path, collective_timeout=0.5), "iterations(1, 1); time.sleep(600)")
     assert outcome.status == "failed"
     assert outcome.reason is not None

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from dcpbench import artifacts, config, environment, ledger, manifest, plan, records, runfolder, secretscan
+from dcpbench import config, environment, manifest, plan, records
+from dcpbench.checks.gpus import GpuSurvey
 from dcpbench.config import ResolvedSpec
 from dcpbench.data.prepare import prepare
 from dcpbench.environment import GitState
 from dcpbench.errors import LogError
-from dcpbench.gpus import GpuSurvey
+from dcpbench.provenance import secretscan
 from dcpbench.records import RunHeader
+from dcpbench.runfolder import artifacts, ledger
+from dcpbench.runfolder import layout as runfolder
 
 NO_GPUS = GpuSurvey()
 RESULTS: dict[str, Any] = {"schema_version": 1, "verdict": "passed", "speedup": {"total": 1.25}, "faults": []}

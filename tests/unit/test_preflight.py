@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcpbench import preflight, servable
+from dcpbench import preflight
+from dcpbench.checks import servable
+from dcpbench.checks.gpus import Gpu, GpuSurvey
 from dcpbench.data.stream import SampleStream
 from dcpbench.data.tokens import Counting
 from dcpbench.dcp.workload import PaddingRule, usable_length
 from dcpbench.errors import ExitCode, PreflightError
-from dcpbench.gpus import Gpu, GpuSurvey
 from dcpbench.spec import Spec
 
 NO_GPUS = GpuSurvey()

@@ -25,10 +25,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dcpbench
-from dcpbench import cli, config, parse, plan, report, resources, runfolder
+from dcpbench import cli, config, parse, plan, report
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.workload import Domain, PaddingPolicy
 from dcpbench.errors import ExitCode
+from dcpbench.runfolder import layout as runfolder
+from dcpbench.settings import resources
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -302,7 +304,7 @@ def test_an_installed_wheel_finds_its_specs_and_runners(wheel: Path, tmp_path: P
         return done.stdout
 
     where = python(
-        "-c", "from dcpbench import resources; print(*map(resources.folder, ('configs', 'runners')))"
+        "-c", "from dcpbench.settings import resources; print(*map(resources.folder, ('configs', 'runners')))"
     ).split()
     assert where == [str(site / "dcpbench" / "configs"), str(site / "dcpbench" / "runners")]
     shown = python("-m", "dcpbench", "run", "quick_4xcpu", "--dry-run")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcpbench import redact as redact_module
-from dcpbench import secretscan
+from dcpbench.provenance import secretscan
 from dcpbench.redact import MARK, LineRedactor, allowed_environment, is_secret_name, learn, redact, redact_value, scan
 
 # Put together here so that no scanner takes this file for a leak.

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcpbench import config, plan, preflight, resources
+from dcpbench import config, plan, preflight
+from dcpbench.checks.gpus import Gpu, GpuSurvey
 from dcpbench.data.lengths import dataset_lengths
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import schedulers
 from dcpbench.dcp.workload import Domain, Scheduler
-from dcpbench.gpus import Gpu, GpuSurvey
 from dcpbench.preflight import inspect
+from dcpbench.settings import resources
 from dcpbench.spec import CASES, Spec, TextData
 from dcpbench.stats.parity import parity
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from log_lines import header, jsonl, record
 
-from dcpbench.analysis import Analysis, analyze
+from dcpbench.analysis.pipeline import Analysis, analyze
+from dcpbench.analysis.sources import Source
 from dcpbench.faults import LaunchInput
 from dcpbench.parse import FORMATS
-from dcpbench.sources import Source
 from dcpbench.spec import CASES, Tolerances
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "campaigns.py"

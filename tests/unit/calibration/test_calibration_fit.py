@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.calibration import command, fit, points
 from dcpbench.calibration.fit import Sample
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, coefficients_of
 from dcpbench.dcp.costs import H200_1B, CostModel, Link, LongKernel, squares_of
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import MINIMAL, Domain
-from dcpbench.predicted import PlannedIteration, iteration_times
 
 HOST_BOUND = replace(
     H200_1B, merge=0.0, floor=0.026, floor_shared=0.034, overlap=0.0, within=Link(20e-6, 80e9), assumed=False

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dcpbench.analysis.predicted import PlannedIteration, compare, iteration_times
 from dcpbench.calibration.refit import refit
 from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import Domain
-from dcpbench.predicted import PlannedIteration, compare, iteration_times
 
 
 def iterations(count: int = 24) -> list[PlannedIteration]:

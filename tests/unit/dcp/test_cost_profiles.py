@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dcpbench import config, plan_command
+from dcpbench import config
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, Iteration, coefficients_of, key_of, load, resolve
 from dcpbench.dcp.costs import H200_1B, H200_8B, LongKernel
 from dcpbench.errors import SpecError
+from dcpbench.planner import command as plan_command
 from dcpbench.spec import Spec
 
 H200 = "NVIDIA H200"

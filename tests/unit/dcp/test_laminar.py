@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcpbench.analysis.predicted import scheduler_of
 from dcpbench.dcp.bounds import lower_bound
 from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers import create
@@ -28,7 +29,6 @@ from dcpbench.dcp.schedulers.laminar_sizes import Menu, menu_sizes
 from dcpbench.dcp.simulation import busiest, is_laminar, simulate
 from dcpbench.dcp.workload import MINIMAL, BatchPlan, Domain, Job, PaddingRule, check_plan
 from dcpbench.errors import ScheduleError
-from dcpbench.predicted import scheduler_of
 from dcpbench.spec import Spec
 
 MENUS: tuple[Menu, ...] = ("any", "pow2", "even")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dcpbench import preflight
+from dcpbench.checks.gpus import Gpu, GpuSurvey
 from dcpbench.data.stream import SampleStream
 from dcpbench.data.tokens import Counting
-from dcpbench.gpus import Gpu, GpuSurvey
 from dcpbench.megatron import checks, environment, probe
 from dcpbench.spec import Spec
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcpbench.analysis.sources import read_logs
 from dcpbench.data.prepare import prepare
-from dcpbench.following import complete, follow
+from dcpbench.launching.following import complete, follow
 from dcpbench.megatron import events, recorded
 from dcpbench.parse import megatron as log_format
 from dcpbench.plan import Launch, build
 from dcpbench.records import IterationRecord
-from dcpbench.sources import read_logs
 from dcpbench.spec import Model, Spec
 
 SPEC = Spec.model_validate(

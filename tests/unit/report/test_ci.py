@@ -5,7 +5,7 @@ import pytest
 from log_lines import run_folder
 
 from dcpbench import cli
-from dcpbench.analysis import Analysis, analyze_run
+from dcpbench.analysis.pipeline import Analysis, analyze_run
 from dcpbench.report import ci, compared
 from dcpbench.spec import Decision
 

@@ -14,7 +14,7 @@ import pytest
 from log_lines import run_folder, spec
 
 from dcpbench import report
-from dcpbench.analysis import analyze_run
+from dcpbench.analysis.pipeline import analyze_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PICTURES = {"launches.png", "iterations.png", "loss.png", "lengths.png", "cp_sizes.png", "packing.png"}

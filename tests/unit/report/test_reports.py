@@ -7,7 +7,7 @@ import pytest
 from log_lines import megatron_log, run_folder, spec
 from rich.console import Console
 
-from dcpbench.analysis import Analysis, analyze_logs, analyze_run
+from dcpbench.analysis.pipeline import Analysis, analyze_logs, analyze_run
 from dcpbench.faults import Fault
 from dcpbench.report import FILES, console, wording
 

@@ -1,0 +1,181 @@
+"""Predicted against measured iteration times of a finished run, from its data, its schedulers and its cost profile.
+
+Every rank plans the same from the same lengths, so what the launches executed can be planned again here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcpbench.data.stream import SampleStream
+from dcpbench.dcp import cost_profiles, schedulers
+from dcpbench.dcp.cost_profiles import CostProfile
+from dcpbench.dcp.costs import CostModel, expected_squares, squares_of
+from dcpbench.dcp.hostlead import Timeline
+from dcpbench.dcp.workload import BatchPlan, Domain, PaddingRule, Scheduler
+from dcpbench.errors import DataError, ScheduleError, SpecError
+from dcpbench.runfolder.layout import RunFolder
+from dcpbench.spec import CASES, Spec
+
+if TYPE_CHECKING:
+    from dcpbench.analysis.pipeline import Analysis
+
+_BUDGET = 4_000_000
+"""Samples x ranks that are planned again at most, a matter of seconds; further iterations are left out."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """How the measured iterations of a case compare with what the cost model says of them."""
+
+    basis: str
+    """The profile, in words."""
+    iterations: int
+    """Measured iterations of each launch that were predicted."""
+    mean_ms: float
+    ratio: float
+    """Total predicted over total measured time."""
+    mape: float
+    """Mean absolute relative error of single iterations."""
+
+
+@dataclass(frozen=True)
+class PlannedIteration:
+    """The jobs of one iteration, ready to be timed by any cost model: arrays over jobs, in plan order."""
+
+    ranks: int
+    first: tuple[int, ...]
+    size: NDArray[np.int64]
+    tokens: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    real: NDArray[np.float64]
+    """Sums of squared real lengths."""
+
+    @classmethod
+    def of(cls, plan: BatchPlan, lengths: Sequence[int], padding: PaddingRule) -> PlannedIteration:
+        """The jobs of a plan for samples of these real lengths."""
+        jobs = plan.jobs
+        return cls(
+            plan.ranks,
+            tuple(job.first_rank for job in jobs),
+            np.array([job.size for job in jobs], np.int64),
+            np.array([sum(padding.pad(lengths[i], job.size) for i in job.samples) for job in jobs], np.float64),
+            np.array([sum(squares_of(lengths[i], job.size) for i in job.samples) for job in jobs], np.float64),
+            np.array([sum(lengths[i] ** 2 for i in job.samples) for job in jobs], np.float64),
+        )
+
+    @classmethod
+    def recorded(cls, jobs: Sequence[int], ranks: int) -> PlannedIteration:
+        """The jobs of an iteration as `records.IterationRecord.jobs` has them."""
+        first, size, tokens, real = np.array(jobs, np.int64).reshape(-1, 4).T
+        held, squared = tokens.astype(np.float64), real.astype(np.float64)
+        return cls(ranks, tuple(first.tolist()), size, held, expected_squares(size, held, squared), squared)
+
+    def times(self, cost: CostModel) -> tuple[list[float], list[float]]:
+        """(seconds on the device, seconds of the host) of each job."""
+        device = replace(cost, floor=0.0, floor_shared=0.0)
+        times = np.empty(len(self.first))
+        for size in np.unique(self.size):
+            own = self.size == size
+            times[own] = device.times(int(size), self.tokens[own], self.squares[own], self.real[own])
+        return times.tolist(), np.where(self.size > 1, cost.floor_shared, cost.floor).tolist()
+
+
+def iteration_times(iterations: Sequence[PlannedIteration], cost: CostModel) -> NDArray[np.float64]:
+    """Seconds of the microbatches of consecutive iterations, shape (iterations,); see `dcp/hostlead.py`.
+
+    Without a floor in the cost model they are the makespans of `simulation.simulate`.
+    """
+    if not iterations:
+        return np.zeros(0)
+    timeline = Timeline(iterations[0].ranks)
+    # The first one is not the first of its launch: the host was ahead when it began.
+    seconds = [
+        timeline.iteration(one.first, one.size.tolist(), *one.times(cost)) for one in (iterations[0], *iterations)
+    ]
+    return np.array(seconds[1:])
+
+
+def scheduler_of(spec: Spec, case: str, cost: CostModel | None) -> Scheduler:
+    """The scheduler of a case as its launches have it.
+
+    Raises:
+        SpecError, ScheduleError: there is no such scheduler, or it cannot serve the spec.
+    """
+    chosen = spec.cases.baseline if case == "baseline" else spec.cases.dcp
+    return schedulers.create(
+        chosen.scheduler,
+        domain=Domain(spec.topology.domain_size, spec.topology.cp),
+        capacity=spec.cases.max_seqlen_per_dp_cp_rank,
+        min_size=spec.cases.min_dynamic_context_parallel_size,
+        padding_policy=spec.cases.padding,
+        cost=cost,
+        menu=spec.schedule.menu,
+    )
+
+
+def planned(
+    spec: Spec, case: str, stream: SampleStream, cost: CostModel | None, iterations: range
+) -> Iterator[PlannedIteration]:
+    """The iterations (from 1) as the launches of a case plan them.
+
+    Raises:
+        SpecError, ScheduleError, DataError: they cannot be planned again.
+    """
+    scheduler = scheduler_of(spec, case, cost)
+    for iteration in iterations:
+        lengths = stream.lengths(stream.batch(iteration)).tolist()
+        yield PlannedIteration.of(scheduler.plan(lengths), lengths, scheduler.padding)
+
+
+def profile_of(folder: Path) -> CostProfile | None:
+    """The cost profile of a run; None where it has none.
+
+    Raises:
+        SpecError: the file is damaged.
+    """
+    file = RunFolder(folder).costs
+    return cost_profiles.load(file) if file.is_file() else None
+
+
+def add_predictions(result: Analysis, folder: Path, spec: Spec) -> Analysis:
+    """The analysis with a prediction for each case, where the run's profile is a measured one and can be used."""
+    if result.aligned is None or spec.runner != "builtin" or spec.mode != "launches":
+        return result
+    try:
+        profile = profile_of(folder)
+        if profile is None or profile.kind != "measured" or profile.refused:
+            return result
+        stream = SampleStream.open(RunFolder(folder).data)
+        most = max(1, _BUDGET // (spec.training.global_batch_size * spec.topology.world_size))
+        window = range(result.warmup + 1, min(result.iterations, result.warmup + most) + 1)
+        cases = dict(result.cases)
+        for case in CASES:
+            measured = result.aligned.of_case(case, "seconds", result.warmup)
+            assert measured is not None, "alignment refuses records without times"
+            executed = list(planned(spec, case, stream, profile.cost, window))
+            seconds = iteration_times(executed, profile.cost) + profile.iteration_seconds
+            cases[case] = replace(
+                cases[case], predicted=compare(profile.basis, seconds, measured[:, : len(window)].astype(np.float64))
+            )
+    except (DataError, ScheduleError, SpecError):
+        # Data that were moved away leave a run that can be judged, but not predicted.
+        return result
+    return replace(result, cases=cases)
+
+
+def compare(basis: str, predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> Predicted:
+    """Predicted seconds, shape (iterations,), against measured ones, shape (launches, iterations)."""
+    return Predicted(
+        basis=basis,
+        iterations=len(predicted),
+        mean_ms=1e3 * float(predicted.mean()),
+        ratio=float(predicted.sum() * len(measured) / measured.sum()),
+        mape=float(np.abs(predicted / measured - 1).mean()),
+    )

@@ -1,0 +1,1 @@
+"""What `campaign` and `launch` build on: processes, records as they come, reasons of failure, progress."""

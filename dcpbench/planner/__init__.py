@@ -1,0 +1,1 @@
+"""`dcpbench plan`: what schedulers would do with a workload, without launching anything, and how it is shown."""

@@ -1,0 +1,1 @@
+"""What `manifest` and `redact` build on: the manifest's schema, and the scan for secrets."""
