@@ -45,6 +45,8 @@ only what the samples leave open, such as the time of a token where every microb
 PASSES = 3
 SOFT = 0.03
 """Relative errors beyond this count linearly, not squared: one disturbed microbatch must not bend the fit."""
+FREE = 0.1
+"""A token that takes less than this share of what data sheets give it, scaled to the quickest microbatch, is free."""
 FASTEST = 1e15
 """Bandwidth, in bytes per second, of a hop that was too quick to be measured."""
 
@@ -85,16 +87,19 @@ def fit(samples: Sequence[Sample], start: CostModel) -> CostModel:
     if sum(sample.size == 1 for sample in used) < 4:
         raise ValueError("a fit needs at least four microbatches on one rank")
     data = _Data(used, start)
-    best: tuple[float, CostModel] | None = None
+    best: tuple[bool, float, CostModel] | None = None
     for overlap, on_floor in product(OVERLAPS if data.shared.any() else (start.overlap,), data.floors()):
         model = data.linear(overlap, on_floor)
-        # A floor must earn its place: an error that is only as small without it is better.
+        # A floor must earn its place: an error that is only as small without it is better. But where all microbatches
+        # take the same time, tokens are not free of cost: it is the host that is timed, and they stand on its floor.
         score = data.loss(model) * (1 + 0.02 * ((model.floor > 0) + (model.floor_shared > 0)))
-        if best is None or score < best[0]:
-            best = score, model
+        candidate = data.tokens_are_free(model), score, model
+        if best is None or candidate[:2] < best[:2]:
+            best = candidate
     assert best is not None
-    polished = data.polish(best[1])
-    return polished if data.loss(polished) < data.loss(best[1]) else best[1]
+    polished = data.polish(best[2])
+    better = data.loss(polished) < data.loss(best[2]) and data.tokens_are_free(polished) <= best[0]
+    return polished if better else best[2]
 
 
 def judge(samples: Sequence[Sample], cost: CostModel) -> Fit:
@@ -216,6 +221,10 @@ class _Data:
             own = self._size == size
             predicted[own] = model.times(int(size), self._local[own] * size, self._squares[own], self._real[own])
         return predicted
+
+    def tokens_are_free(self, model: CostModel) -> bool:
+        """Whether a model has tokens that take no time worth mentioning, which none does."""
+        return model.token < FREE * float(self._guess[1])
 
     def loss(self, model: CostModel) -> float:
         """Sum of squared relative errors, linear beyond `SOFT`."""

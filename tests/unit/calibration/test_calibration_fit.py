@@ -117,6 +117,21 @@ def test_where_all_stand_on_the_floor_tokens_keep_the_rate_that_was_assumed() ->
     assert found.token > 0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_times_of_the_host_that_only_vary_by_chance_do_not_make_tokens_free(seed: int) -> None:
+    """A model so small that its GPU always waits: times are flat, and noise may even have them fall with tokens."""
+    random = np.random.default_rng(seed)
+    tiny = replace(HOST_BOUND, floor=0.0, floor_shared=0.0, base=0.0005, token=1e-6, square=1e-11)
+    flat = [
+        replace(one, seconds=float(0.0073 * one.size**0.2 * np.exp(random.normal(-4e-6 * one.tokens, 0.03))))
+        for one in timed(tiny)
+    ]
+    found = fit.fit(flat, tiny)
+    assert 0.1 * tiny.token < found.token < 10 * tiny.token
+    assert found.floor == pytest.approx(0.0073, rel=0.05)
+    assert fit.judge(flat, found).refused is None
+
+
 def test_too_few_microbatches_are_refused() -> None:
     with pytest.raises(ValueError, match="at least four microbatches on one rank"):
         fit.fit([Sample(1, 128, 1e4, 0.1)] * 3, H200_1B)
