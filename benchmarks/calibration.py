@@ -20,13 +20,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from dcpbench import commands
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times, planned, scheduler_of
+from dcpbench.analysis.predicted import planned, scheduler_of
 from dcpbench.calibration import command, fit, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles
 from dcpbench.dcp.cost_profiles import CostProfile
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
+from dcpbench.dcp.kernel_choice import starting_from
 from dcpbench.dcp.timings import Timing, Timings
 from dcpbench.spec import Spec
 
@@ -91,7 +93,7 @@ def row(spec: Spec, stream: SampleStream, known: CostProfile, slow: float, seed:
         timed.append(Timing(seconds=seconds * float(np.exp(random.normal(0, NOISE))), repetitions=1, spread=0.0))
     timings = Timings(backend=known.key.backend or "" if known.key else "", timings=tuple(timed))
     samples: list[Sample] = command.samples_of(chosen, timings, scheduler.padding)
-    cost = fit.fit(samples, fit.starting_from(start, timings.backend))
+    cost = fit.fit(samples, starting_from(start, timings.backend))
     judged = fit.judge(samples, cost)
     profile = known.model_copy(
         update={"coefficients": cost_profiles.coefficients_of(cost), "fit": judged, "iteration": None}

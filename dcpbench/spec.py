@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CASES: tuple[str, str] = ("baseline", "dcp")
+FEWEST_TO_REFIT = 8
+"""Iterations that a refit of the cost profile needs."""
 
 
 class Section(BaseModel):
@@ -294,6 +296,19 @@ class Schedule(Section):
         "matches model and GPU, else assumed rates of an H200), a name, or the path of a profile file.",
     )
 
+    refit: int = Field(
+        0, ge=0, description="Iterations between refits of the cost profile while a launch runs; 0: never."
+    )
+
+    @model_validator(mode="after")
+    def _enough(self) -> Schedule:
+        if 0 < self.refit < FEWEST_TO_REFIT:
+            raise ValueError(
+                f"refit {self.refit} is too often: a refit needs {FEWEST_TO_REFIT} iterations; "
+                f"set it to {FEWEST_TO_REFIT} or more, or to 0 for none"
+            )
+        return self
+
 
 class Lockstep(Section):
     """What only `mode: lockstep` needs to know: both cases in one launch, on the same weights."""
@@ -426,6 +441,19 @@ class Spec(Section):
         if self.decision.interval == "hierarchical" and self.mode == "launches" and self.launches.pairs < 10:
             raise ValueError(
                 f"decision.interval hierarchical needs launches.pairs of at least 10; it is {self.launches.pairs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refit(self) -> Spec:
+        if self.schedule.refit and self.runner != "builtin":
+            raise ValueError(
+                f"schedule.refit needs the built-in worker, which plans with a cost profile; runner is {self.runner}: "
+                "set schedule.refit to 0"
+            )
+        if self.schedule.refit and self.mode == "lockstep":
+            raise ValueError(
+                "schedule.refit is not defined in mode lockstep, where both cases share an iteration; set it to 0"
             )
         return self
 

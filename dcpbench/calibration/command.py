@@ -18,17 +18,19 @@ from pydantic import ValidationError
 from scipy.optimize import least_squares
 
 from dcpbench import campaign, preflight, records
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times, planned, scheduler_of
+from dcpbench.analysis.predicted import planned, scheduler_of
 from dcpbench.calibration import fit, from_runs, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.calibration.from_runs import Agreement
-from dcpbench.calibration.refit import Refit
 from dcpbench.checks.gpus import survey
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile, Iteration
 from dcpbench.dcp.costs import CostModel, squares_of
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
+from dcpbench.dcp.kernel_choice import starting_from
+from dcpbench.dcp.refit import Refit
 from dcpbench.dcp.timings import FILE, Calibration, Point, Timings
 from dcpbench.dcp.workload import PaddingRule
 from dcpbench.errors import RecordsError, ScheduleError, SpecError, UsageError
@@ -79,6 +81,7 @@ def measured_spec(spec: Spec, ranks: int | None = None) -> Spec:
         "save_path": None,
     }
     changed["cases"] |= {"dcp": {"scheduler": MEASURED}, "min_dynamic_context_parallel_size": 1}
+    changed["schedule"] |= {"refit": 0}
     changed["launches"] |= {"pairs": 1}
     if ranks is not None:
         changed["topology"] |= {"nodes": 1, "gpus_per_node": ranks, "cp": ranks, "tp": 1, "pp": 1}
@@ -143,7 +146,7 @@ def calibrate(
 
     timings = _timings(launch.folder / FILE, len(chosen))
     samples = samples_of(chosen, timings, scheduler.padding)
-    cost = fit.fit(samples, fit.starting_from(start, timings.backend))
+    cost = fit.fit(samples, starting_from(start, timings.backend))
     recorded = records.read(launch.records)
     header = recorded.header
     versions = key.versions | (header.versions if header else {})

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from dcpbench.dcp.cost_profiles import CostProfile, Fit
-from dcpbench.dcp.costs import CostModel, Link, LongKernel
-from dcpbench.dcp.kernel_choice import LONG_KEYS_PER_QUERY, LONG_SHARE, LONG_WORK, two_kernels
+from dcpbench.dcp.costs import CostModel, Link
 
 Floats = NDArray[np.float64]
 
@@ -63,13 +62,6 @@ class Sample:
     held_out: bool = False
     real: float | None = None
     """The sum of squared real lengths, which decides the attention kernel; None: that of short key ranges."""
-
-
-def starting_from(cost: CostModel, backend: str | None) -> CostModel:
-    """What to fit, from what is known: with a second attention kernel where the backend of that name has one."""
-    if not two_kernels(backend):
-        return replace(cost, long=None)
-    return replace(cost, long=cost.long or LongKernel(LONG_SHARE * cost.square, LONG_KEYS_PER_QUERY, float(LONG_WORK)))
 
 
 def fit(samples: Sequence[Sample], start: CostModel) -> CostModel:

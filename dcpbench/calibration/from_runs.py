@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from dcpbench import config, records
-from dcpbench.analysis.predicted import PlannedIteration, profile_of
-from dcpbench.calibration import fit, refit
-from dcpbench.calibration.refit import Refit
-from dcpbench.dcp import cost_profiles
+from dcpbench.analysis.predicted import profile_of
+from dcpbench.dcp import cost_profiles, refit
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, Iteration, Key
+from dcpbench.dcp.iterations import PlannedIteration
+from dcpbench.dcp.kernel_choice import starting_from
+from dcpbench.dcp.refit import Refit
 from dcpbench.errors import UsageError
 from dcpbench.records import RunHeader
 from dcpbench.runfolder import layout as runfolder
@@ -87,7 +88,7 @@ def profile_from(paths: Sequence[Path], stem: str | None, created: str) -> tuple
     measured = [one for run in runs for one in run.iterations]
     held = np.array([one.number % 2 == 1 for one in measured])
     found = refit.refit(
-        fit.starting_from(old.cost, key.backend),
+        starting_from(old.cost, key.backend),
         old.iteration_seconds,
         [one.jobs for one in measured],
         np.array([one.seconds for one in measured]),

@@ -17,8 +17,8 @@ from dcpbench.calibration import command
 from dcpbench.calibration.command import Calibrated
 from dcpbench.calibration.fit import Sample, relative_errors, timed_apart
 from dcpbench.calibration.from_runs import Agreement
-from dcpbench.calibration.refit import Refit
 from dcpbench.dcp.cost_profiles import CostProfile
+from dcpbench.dcp.refit import Refit
 from dcpbench.errors import ExitCode, UsageError
 from dcpbench.launching import progress
 from dcpbench.launching.interrupts import Interrupts

@@ -162,15 +162,7 @@ class CostProfile(_Part):
     @property
     def cost(self) -> CostModel:
         """The cost model with these coefficients."""
-        values = self.coefficients
-        return CostModel(
-            name=self.name,
-            assumed=self.kind == "assumed",
-            within=Link(values.within.latency, values.within.bandwidth),
-            between=Link(values.between.latency, values.between.bandwidth),
-            long=None if values.long is None else LongKernel(**values.long.model_dump()),
-            **values.model_dump(exclude={"within", "between", "long"}),
-        )
+        return cost_of(self.coefficients, self.name, assumed=self.kind == "assumed")
 
     @property
     def iteration_seconds(self) -> float:
@@ -186,6 +178,18 @@ class CostProfile(_Part):
     def basis(self) -> str:
         """What a report says figures rest on: `measured profile NAME` or `assumed profile NAME`."""
         return f"{self.kind} profile {self.name}"
+
+
+def cost_of(values: Coefficients, name: str, *, assumed: bool) -> CostModel:
+    """The cost model with these numbers."""
+    return CostModel(
+        name=name,
+        assumed=assumed,
+        within=Link(values.within.latency, values.within.bandwidth),
+        between=Link(values.between.latency, values.between.bandwidth),
+        long=None if values.long is None else LongKernel(**values.long.model_dump()),
+        **values.model_dump(exclude={"within", "between", "long"}),
+    )
 
 
 def coefficients_of(cost: CostModel) -> Coefficients:

@@ -5,6 +5,10 @@ On H200 FlashAttention-2 is the quicker of two kernels where queries see few key
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dcpbench.dcp.costs import CostModel, LongKernel
+
 LONG_KEYS_PER_QUERY = 700.0
 """From how many keys a query on, on average, cuDNN's kernels are faster than FlashAttention-2's
 (benchmarks/attention.py on an H200: even at 512, twice as fast at 4,096)."""
@@ -21,3 +25,10 @@ microbatches or iterations with such ranges were timed."""
 def two_kernels(backend: str | None) -> bool:
     """Whether an attention backend of that name (`transport/kernel+kernel`) chooses between two kernels."""
     return "+" in (backend or "").rpartition("/")[2]
+
+
+def starting_from(cost: CostModel, backend: str | None) -> CostModel:
+    """What to fit, from what is known: with a second attention kernel where the backend of that name has one."""
+    if not two_kernels(backend):
+        return replace(cost, long=None)
+    return replace(cost, long=cost.long or LongKernel(LONG_SHARE * cost.square, LONG_KEYS_PER_QUERY, float(LONG_WORK)))

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.calibration import command, fit, points
 from dcpbench.calibration.fit import Sample
 from dcpbench.dcp.cost_profiles import CostProfile, Fit, coefficients_of
 from dcpbench.dcp.costs import H200_1B, CostModel, Link, LongKernel, squares_of
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
+from dcpbench.dcp.kernel_choice import starting_from
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import MINIMAL, Domain
 
@@ -159,7 +160,7 @@ TWO_KERNELS = replace(
 @pytest.mark.parametrize(("capacity", "scale"), [(4096, 1), (16384, 4)])
 def test_both_attention_kernels_are_found_again(capacity: int, scale: int) -> None:
     samples = timed(TWO_KERNELS, capacity=capacity, scale=scale)
-    found = fit.fit(samples, fit.starting_from(H200_1B, "symmetric/flash+cudnn"))
+    found = fit.fit(samples, starting_from(H200_1B, "symmetric/flash+cudnn"))
     assert found.long is not None
     assert (found.long.keys, found.long.work) == (700.0, 16e6)
     assert found.square == pytest.approx(9e-10, rel=0.05)
@@ -172,8 +173,8 @@ def test_both_attention_kernels_are_found_again(capacity: int, scale: int) -> No
 
 
 def test_a_backend_of_one_kernel_is_fitted_with_one() -> None:
-    assert fit.starting_from(TWO_KERNELS, "collective/sdpa").long is None
-    assert fit.starting_from(TWO_KERNELS, "symmetric/flash+cudnn") == TWO_KERNELS
+    assert starting_from(TWO_KERNELS, "collective/sdpa").long is None
+    assert starting_from(TWO_KERNELS, "symmetric/flash+cudnn") == TWO_KERNELS
 
 
 def executed(capacity: int = 4096) -> list[PlannedIteration]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dcpbench import records
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.calibration import command, from_runs, shown
 from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.costs import CostModel, Link, LongKernel
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
 from dcpbench.dcp.workload import Domain
 from dcpbench.errors import UsageError
 from dcpbench.records import IterationRecord, RunHeader

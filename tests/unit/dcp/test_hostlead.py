@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.dcp.costs import H200_1B
 from dcpbench.dcp.hostlead import LEAD, Timeline
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.simulation import simulate
 from dcpbench.dcp.workload import Domain

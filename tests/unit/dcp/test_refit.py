@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcpbench.analysis.predicted import PlannedIteration, compare, iteration_times
-from dcpbench.calibration.refit import refit
+from dcpbench.analysis.predicted import compare
 from dcpbench.dcp.costs import H200_1B, CostModel
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
+from dcpbench.dcp.refit import refit
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import Domain
 

@@ -1,9 +1,9 @@
-"""Coefficients refitted to the iterations of finished runs: what was timed apart, corrected by what training does.
+"""Coefficients refitted to executed iterations: what was timed apart, corrected by what training does.
 
 An iteration tells the sum along its slowest chain of jobs only, so the coefficients are not free: each is a multiple of
 what it was, and multiples far from 1 cost as much as relative errors do. Of data-sheet rates, which no measurement
 supports, they cost less, and whether attention hides what ranks exchange is then chosen, too. Half of the iterations
-are held out.
+are held out. `calibrate --from-run` refits to finished runs, and a launch with `schedule.refit` while it runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from dcpbench.analysis.predicted import PlannedIteration, iteration_times
 from dcpbench.dcp.costs import CostModel, Link
+from dcpbench.dcp.iterations import PlannedIteration, iteration_times
+from dcpbench.spec import FEWEST_TO_REFIT
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +27,7 @@ FREEDOM, FREEDOM_OF_ASSUMED = 0.5, 4.0
 MISS = 0.02
 LIMIT = 0.05
 """Nothing is predicted with a refit that misses iterations held out by more on average: what predictions promise."""
-LEAST = 8
+LEAST = FEWEST_TO_REFIT
 """Iterations that a refit needs."""
 
 
@@ -38,9 +39,10 @@ class Refit:
     iteration_seconds: float
     iterations: int
     before: float
-    """Mean absolute relative error with the old coefficients."""
+    """Mean absolute relative error with the old coefficients; weighted where the refit is, as those that follow."""
     after: float
     p95: float
+    """95 % of them, each counted alike, have no larger error."""
     fitted: float
     """Mean absolute relative error, after the refit, of the iterations that took part in it."""
     errors: Floats
@@ -54,6 +56,7 @@ def refit(
     iterations: Sequence[PlannedIteration],
     measured: Floats,
     held_out: NDArray[np.bool_] | None = None,
+    weights: Floats | None = None,
 ) -> Refit:
     """Fit the coefficients and the constant of an iteration to measured iteration times.
 
@@ -63,6 +66,8 @@ def refit(
         iterations: at least `LEAST`, in the order in which they were executed.
         measured: their seconds, shape (iterations,).
         held_out: which of them judge the refit and take no part in it, same shape; default: every other one.
+        weights: how much each counts, in the refit and in its errors, same shape; only their ratios matter. Default:
+            all alike.
 
     Raises:
         ValueError: too few iterations, or none is held out, or all are.
@@ -72,6 +77,10 @@ def refit(
     held = np.arange(len(iterations)) % 2 == 1 if held_out is None else held_out
     if held.all() or not held.any():
         raise ValueError("a refit needs iterations to fit to and others to judge it by")
+    counts = np.ones(len(iterations)) if weights is None else weights
+    if not (np.isfinite(counts).all() and (counts > 0).all()):
+        raise ValueError("the weights of a refit are finite and greater than 0")
+    shares = counts[~held] / counts[~held].sum()
     own = [one for one, out in zip(iterations, held.tolist(), strict=True) if not out]
     starts = [cost]
     if cost.assumed:
@@ -88,7 +97,7 @@ def refit(
             model, seconds = change(logs)
             times = iteration_times(own, model) if alone else iteration_times(iterations, model)[~held]
             errors = (times + seconds) / measured[~held] - 1
-            return np.concatenate([errors / MISS / np.sqrt(len(errors)), logs / freedom])
+            return np.concatenate([errors / MISS * np.sqrt(shares), logs / freedom])
 
         zeros = np.zeros(change.count)
         found = least_squares(residuals, zeros, loss="soft_l1", diff_step=[1e-4] * change.count, max_nfev=60)
@@ -102,13 +111,25 @@ def refit(
         cost=model,
         iteration_seconds=seconds,
         iterations=len(iterations),
-        before=float(before.mean()),
-        after=float(np.abs(errors[held]).mean()),
+        before=float(np.average(before, weights=counts[held])),
+        after=float(np.average(np.abs(errors[held]), weights=counts[held])),
         p95=float(np.quantile(np.abs(errors[held]), 0.95)),
-        fitted=float(np.abs(errors[~held]).mean()),
+        fitted=float(np.average(np.abs(errors[~held]), weights=shares)),
         errors=errors,
         held_out=held,
     )
+
+
+def why_not(found: Refit) -> str | None:
+    """Why a refit is not to take the place of the coefficients it started from; None where it is."""
+    if found.after > LIMIT:
+        return f"iterations held out are missed by {found.after:.1%} on average (limit {LIMIT:.0%})"
+    if found.after > found.before:
+        return (
+            f"iterations held out are missed by {found.after:.2%} on average, and by {found.before:.2%} with the "
+            "coefficients in use"
+        )
+    return None
 
 
 class _Change:
