@@ -11,6 +11,7 @@ from dcpbench.dcp.compilation import Vector, floats, integers, vector
 from dcpbench.dcp.schedulers.default_dynamic_cp import sizes_of
 from dcpbench.dcp.schedulers.laminar_batch import Batch
 from dcpbench.dcp.schedulers.laminar_blocks import FILL_ALL, FILL_EVERY, FILL_NONE, FILL_SINGLE
+from dcpbench.dcp.schedulers.laminar_cover import cover
 from dcpbench.dcp.schedulers.laminar_dynamic import level_jobs, loads_of_jobs, make_jobs, rule_of
 from dcpbench.dcp.schedulers.laminar_exchange import exchange
 from dcpbench.dcp.schedulers.laminar_instance import (
@@ -55,6 +56,15 @@ RULE_LEAST = 400_000
 """Steps that the rule may always take; half the budget if that is more and the search ended far from the bound."""
 TINY = 1e-6
 """Within this share of the bound nothing else is tried."""
+COVERS, COVER_TARGETS, COVER_PRECISION = 5, (1.04, 1.08, 1.12), 0.005
+"""With few samples per rank, targets tried in search of the least for which blocks filled one after the other suffice:
+the first multiples of the bound until one does, then halves of the interval left, until that is this share of the
+bound."""
+COVER_STEPS = 25
+"""What the first of them is expected to take, for each sample and each halving of their number."""
+COVERED_SHARE, STEPS_BESIDE = 0.04, 100_000
+"""If the first of those targets suffices the search ends within this share of the iteration, less what planning takes
+beside it."""
 BISECTIONS = 4
 """Targets tried in search of the least that rule fit can keep."""
 FEW, FINE, COARSE = 4096, 0.003, 0.01
@@ -89,16 +99,12 @@ class Search:
         self.enough = (1 + (FINE if samples * batch.ranks <= FEW else COARSE)) * self.bound
         self.budget = self.default_budget() if budget is None else budget
         self.space = _workspace(samples, batch.ranks, sizes)
-        self.best = Best(
-            jobs=integers(1),
-            ends=integers(sizes + 1),
-            job_of=integers(samples),
-            job_first=integers(samples),
-            job_class=integers(samples),
-            load=floats(batch.ranks),
-        )
+        self.best = _best(samples, batch.ranks, sizes)
+        self._cover: Best | None = None
         self.time = float("inf")
         """Seconds of the best plan; infinite before the first."""
+        self._covered = float("inf")
+        """The same of plans that fill one block after the other, the best of which is kept in `_cover`."""
         self._spread = 0.0
         self._candidate: Candidate | None = None
         self.allowed: dict[str, Vector] = {}
@@ -122,21 +128,24 @@ class Search:
 
     def run(self) -> None:
         """Try candidates, then improve the best; afterwards `best` and `time` are the result."""
-        polished = len(self.batch.lengths) <= POLISHED_SAMPLES and len(self.batch.sizes) > 1
+        polished = self._polished
         self._last = self.budget - self.budget // 3 if polished else self.budget
         for _ in self._portfolio():
-            if self._spent + self._pass > self._last or self.time <= self.enough:
+            if self._spent + self._pass > self._last or self._least <= self.enough:
                 break
         assert self._candidate is not None
         left = self.budget - self._spent
-        if polished and left > 0 and self.time > self.enough:
+        if polished and left > 0 and self._least > self.enough:
             best = self._candidate
             self.time = polish(
                 self.instance, self.space, self.best, best.fit, best.fill, best.pack, best.target, self.enough, left
             )
+        if self._cover is not None and self._covered < self.time:
+            self.best, self.time = self._cover, self._covered
         if self.time > (1 + TINY) * self.bound:
             self._by_the_rule()
-        if self._few and self.time > self.enough:
+        level = self.time == self._covered and self._suffices  # all blocks are about as full as can be
+        if self._few and not level and self.time > self.enough:
             steps = self.budget // EXCHANGED
             self.time = exchange(self.instance, self.space, self.best, self.enough, steps)
 
@@ -169,6 +178,20 @@ class Search:
         if time < self.time:
             self.time = time
             keep(self.space, self.best)
+
+    @property
+    def _polished(self) -> bool:
+        """Whether a part of the budget is kept for changes to single samples."""
+        return len(self.batch.lengths) <= POLISHED_SAMPLES and len(self.batch.sizes) > 1
+
+    @property
+    def _suffices(self) -> bool:
+        """Whether blocks filled one after the other keep the first target."""
+        return self._covered <= COVER_TARGETS[0] * self.bound
+
+    @property
+    def _least(self) -> float:
+        return min(self.time, self._covered)
 
     @property
     def _spent(self) -> int:
@@ -207,9 +230,12 @@ class Search:
         smallest = Candidate(first, self.bound)
         self._attempt(smallest)
         yield
+        if self._few:  # with about as many samples as ranks, how full each gets and wide groups matter most
+            self._cover_blocks()
+            yield
         if self._dear:
             yield from self._few_microbatches()
-        if self._few:  # with about as many samples as ranks, wide groups matter most
+        if self._few:
             yield from self._floors(smallest)
         for candidate in self._others(self.bound):
             self._attempt(candidate)
@@ -263,6 +289,42 @@ class Search:
                 best = self.time
                 worse = worse + 1 if self._attempt(replace(candidate, floor=floor)) >= best else 0
                 yield
+
+    def _cover_blocks(self) -> None:
+        """Search the least target for which ranks suffice if blocks are filled one after the other: `laminar_cover`.
+
+        What this takes is added to the budget; but if the first target suffices planning takes at most about
+        `COVERED_SHARE` of the iteration, unless single samples are changed.
+        """
+        low, high, aligned = self.bound, float("inf"), next(iter(self.menus)) == "pow2"
+        samples, began = len(self.batch.lengths), self._spent
+        steps = COVER_STEPS * samples * samples.bit_length()
+        for number in range(COVERS):
+            if high < float("inf"):
+                target = (low + high) / 2
+            elif number < len(COVER_TARGETS):
+                target = COVER_TARGETS[number] * self.bound
+            else:
+                break
+            if target >= self.time or high - low < COVER_PRECISION * self.bound or self._spent + steps > self._last:
+                break
+            before = self._spent
+            time = cover(self.instance, self.space, target, aligned)
+            steps = self._spent - before
+            if time < self._covered:
+                self._covered = time
+                if self._cover is None:
+                    self._cover = _best(samples, self.batch.ranks, len(self.batch.sizes))
+                keep(self.space, self._cover)
+            if time <= target:
+                high = time
+            else:
+                low = target
+        spent = self._spent - began
+        self.budget += spent
+        self._last += spent
+        if self._suffices and not self._polished:
+            self._last = min(self._last, round(COVERED_SHARE * self.bound / STEP_SECONDS) - STEPS_BESIDE)
 
     def _bisected(self, candidate: Candidate) -> Iterator[None]:
         """Halve the interval in which the least target lies that rule fit can keep."""
@@ -318,6 +380,17 @@ class Search:
     @property
     def _first(self) -> str:
         return "pow2" if "pow2" in self.menus else next(iter(self.menus))
+
+
+def _best(samples: int, ranks: int, sizes: int) -> Best:
+    return Best(
+        jobs=integers(1),
+        ends=integers(sizes + 1),
+        job_of=integers(samples),
+        job_first=integers(samples),
+        job_class=integers(samples),
+        load=floats(ranks),
+    )
 
 
 def _workspace(samples: int, ranks: int, sizes: int) -> Workspace:
