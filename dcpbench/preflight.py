@@ -20,9 +20,11 @@ import psutil
 from dcpbench.checks.findings import Finding, ok, refuse, warn
 from dcpbench.checks.gpus import GpuSurvey, survey
 from dcpbench.checks.servable import Stream, servable
+from dcpbench.dcp import refit_log
+from dcpbench.dcp.schedulers import plans_with_costs
 from dcpbench.errors import PreflightError
 from dcpbench.megatron import checks
-from dcpbench.spec import Spec
+from dcpbench.spec import FEWEST_TO_REFIT, Spec
 
 KERNELS = {"flash": True, "cudnn": True, "sdpa": False, "reference": False, "auto": False}
 """Attention kernels by name, and whether one needs CUDA and a 16-bit type. These tables are written out because
@@ -110,7 +112,7 @@ def inspect(
     gpus = survey(environ) if gpus is None else gpus
     device = resolve_device(spec, gpus)
     findings = [*_RUNNERS[spec.runner](spec, device, environ, stream)]
-    findings += [*_topology(spec), *_variables(environ), *_tolerances(spec)]
+    findings += [*_topology(spec), *_variables(environ), *_tolerances(spec), *_refit(spec)]
     findings += _gpus(spec, gpus) if device == "cuda" else _cpu(spec)
     findings += [*_paths(spec, folder), *servable(spec, stream)]
     return PreflightReport(device, tuple(findings))
@@ -232,6 +234,30 @@ def _tolerances(spec: Spec) -> Iterator[Finding]:
             "tolerances",
             "loss_atol and loss_rtol are both 0: the cases add in another order, so their losses are hardly ever equal",
         )
+
+
+def _refit(spec: Spec) -> Iterator[Finding]:
+    every, training = spec.schedule.refit, spec.training
+    if not every:
+        return
+    sides = (("baseline", spec.cases.baseline), ("dcp", spec.cases.dcp))
+    planners = [name for name, case in sides if plans_with_costs(case.scheduler)]
+    times = len(refit_log.starts(training, every))
+    if not planners:
+        yield refuse(
+            "refit",
+            f"schedule.refit is {every}, but neither case plans with a cost profile; choose laminar for one "
+            "(cases.dcp.scheduler), or set schedule.refit to 0",
+        )
+    elif not times:
+        yield refuse(
+            "refit",
+            f"schedule.refit is {every}, but {training.iterations} iterations, of which {training.warmup_iterations} "
+            f"are warm-up, leave no iteration that a refit could apply to: it needs {FEWEST_TO_REFIT} measured ones "
+            f"and applies {every} later; raise training.iterations or set schedule.refit to 0",
+        )
+    else:
+        yield ok("refit", f"the cost profile is refitted {times} times in each launch of {' and of '.join(planners)}")
 
 
 def _gpus(spec: Spec, found: GpuSurvey) -> Iterator[Finding]:

@@ -122,7 +122,7 @@ def refit(
 
 def why_not(found: Refit) -> str | None:
     """Why a refit is not to take the place of the coefficients it started from; None where it is."""
-    if found.after > LIMIT:
+    if not found.after <= LIMIT:
         return f"iterations held out are missed by {found.after:.1%} on average (limit {LIMIT:.0%})"
     if found.after > found.before:
         return (

@@ -17,9 +17,11 @@ import torch.distributed as dist
 
 from dcpbench import profiles
 from dcpbench.data.stream import SampleStream
+from dcpbench.dcp import refit_log
 from dcpbench.dcp.attention import backend
 from dcpbench.dcp.costs import CostModel
 from dcpbench.dcp.groups import RuntimeGroups
+from dcpbench.dcp.refit_log import Refitted
 from dcpbench.dcp.schedulers import create as make_scheduler
 from dcpbench.dcp.schedulers import plans_with_costs
 from dcpbench.dcp.workload import Domain, Scheduler
@@ -39,6 +41,7 @@ from dcpbench.worker.optimizer import Optimizer
 from dcpbench.worker.parallel.gradients import GradientReduction
 from dcpbench.worker.parameters import FlatParameters
 from dcpbench.worker.profile import Profiler
+from dcpbench.worker.refitting import Helper, Refits, RefittedBuilder, store_of
 from dcpbench.worker.warming import ITERATIONS, warm
 
 
@@ -106,6 +109,9 @@ def run(launch: Launch) -> None:
         deterministic=spec.training.deterministic,
     )
 
+    # Begins to load now, and is ready before iteration 1.
+    refits = _refits(launch, attention.name)
+
     with torch.device("meta"):
         model = GPT(spec.model, spec.model.max_position_embeddings or stream.longest, spec.training.recompute)
     shards = dist.get_world_size() if spec.training.optimizer_sharding else 1
@@ -142,22 +148,51 @@ def run(launch: Launch) -> None:
     if launch.case == "lockstep":
         _lockstep(launch, trainer, flat, headers, builders, stager)
     else:
-        _one_case(launch, trainer, flat, headers[launch.case], builders[launch.case], stager)
+        _one_case(launch, trainer, flat, headers[launch.case], builders[launch.case], stager, refits)
+
+
+def _refits(launch: Launch, backend: str) -> Refits | None:
+    """The refits of the cost profile in this launch; None where there are none, or no plan depends on it."""
+    if launch.case == "lockstep" or not _refitted(launch, scheduler_of(launch.spec, launch.case)):
+        return None
+    return Refits(launch, store_of(launch), Helper.of(launch, backend) if dist.get_rank() == 0 else None)
+
+
+def _refitted(launch: Launch, scheduler: Scheduler) -> bool:
+    spec = launch.spec
+    return plans_with_costs(scheduler.name) and bool(refit_log.starts(spec.training, spec.schedule.refit))
 
 
 def _one_case(
-    launch: Launch, trainer: Trainer, flat: FlatParameters, header: RunHeader, builder: BatchBuilder, stager: Stager
+    launch: Launch,
+    trainer: Trainer,
+    flat: FlatParameters,
+    header: RunHeader,
+    builder: BatchBuilder,
+    stager: Stager,
+    refits: Refits | None,
 ) -> None:
     emitter = Emitter(launch.records, header)
-    batches = Prefetcher(lambda iteration: stager(builder.build(iteration)), launch.spec.training.iterations)
+    source: BatchBuilder | RefittedBuilder = builder
+    if refits is not None:
+        refits.ready()
+        source = RefittedBuilder(builder, refits, lambda found: _replanned(launch, builder, found))
+    batches = Prefetcher(lambda iteration: stager(source.build(iteration)), launch.spec.training.iterations)
     started = time.perf_counter()
     try:
         train(trainer, launch.spec.training, batches, emitter)
         _save(launch, flat)
         emitter.end(time.perf_counter() - started)
     finally:
+        if refits is not None:
+            refits.close()
         batches.close()
         emitter.close()
+
+
+def _replanned(launch: Launch, builder: BatchBuilder, found: Refitted) -> BatchBuilder:
+    assert launch.case != "lockstep", "it has no refits"
+    return builder.planned_by(scheduler_of(launch.spec, launch.case, found.cost))
 
 
 def _lockstep(
@@ -212,7 +247,7 @@ def _header(
         iterations=spec.training.iterations,
         warmup_iterations=spec.training.warmup_iterations,
         scheduler=scheduler.name,
-        costs=launch.costs.basis if launch.costs and plans_with_costs(scheduler.name) else None,
+        costs=_planned_with(launch, scheduler),
         padding=spec.cases.padding,
         capacity=spec.cases.max_seqlen_per_dp_cp_rank,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -228,6 +263,13 @@ def _header(
         optimizer_bytes=optimizer_bytes,
         versions=_versions(device),
     )
+
+
+def _planned_with(launch: Launch, scheduler: Scheduler) -> str | None:
+    if launch.costs is None or not plans_with_costs(scheduler.name):
+        return None
+    every = f", refitted every {launch.spec.schedule.refit} iterations" if _refitted(launch, scheduler) else ""
+    return launch.costs.basis + every
 
 
 def cases_of(launch: Launch) -> tuple[CaseName, ...]:

@@ -63,6 +63,10 @@ class BatchBuilder:
     def __init__(self, stream: SampleStream, scheduler: Scheduler, rank: int) -> None:
         self._stream, self._scheduler, self._rank = stream, scheduler, rank
 
+    def planned_by(self, scheduler: Scheduler) -> BatchBuilder:
+        """The same rank's share of the same data, planned by another scheduler."""
+        return BatchBuilder(self._stream, scheduler, self._rank)
+
     def layouts(self, iterations: Iterable[int]) -> Iterator[AttentionLayout]:
         """The attention layouts of this rank's microbatches in these iterations, without reading a token."""
         padding = self._scheduler.padding
