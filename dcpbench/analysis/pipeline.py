@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcpbench.align import KEYS, Aligned, align, expected_iterations
-from dcpbench.analysis import disturbances, lockstep, lockstep_control, slowest
+from dcpbench.analysis import disturbances, lockstep, lockstep_control, refits, slowest
 from dcpbench.analysis.cautions import cautions, unsteady
 from dcpbench.analysis.disturbances import Telemetry
 from dcpbench.analysis.lockstep import Lockstep
 from dcpbench.analysis.lockstep_control import LockstepControl
 from dcpbench.analysis.predicted import add_predictions
+from dcpbench.analysis.refits import LaunchRefits
 from dcpbench.analysis.results import CaseResult, LaunchResult, LayoutControl, Measured, case_result, launch_result
 from dcpbench.analysis.slowest import SlowestIteration
 from dcpbench.analysis.sources import Source, read_logs, read_run
@@ -93,6 +94,8 @@ class Analysis:
     faults: tuple[Fault, ...] = ()
     profiles: tuple[LaunchProfile, ...] = ()
     """Of launches in which iterations were profiled."""
+    refits: tuple[LaunchRefits, ...] = ()
+    """Of launches that refitted the cost profile while they ran."""
     aligned: Aligned | None = field(default=None, repr=False)
     mode: Literal["launches", "lockstep"] = "launches"
     lockstep: Lockstep | None = None
@@ -136,6 +139,8 @@ def analyze_run(
             for launch in source.launches
         },
     )
+    refitted = refits.read(folder, source.launches)
+    result = replace(result, refits=refitted, cautions=(*result.cautions, *refits.caution(refitted)))
     if result.aligned is not None:
         result = replace(result, slowest=slowest.read(folder, result.aligned, result.warmup))
     return add_predictions(result, folder, source.spec)

@@ -1,6 +1,8 @@
 """Predicted against measured iteration times of a finished run, from its data, its schedulers and its cost profile.
 
-Every rank plans the same from the same lengths, so what the launches executed can be planned again here.
+Every rank plans the same from the same lengths, so what the launches executed can be planned again here. Where the
+profile was refitted while they ran, each launch has plans of its own: then the jobs that it recorded are taken, and the
+coefficients that were in force, which never knew the iterations they are compared with.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from dcpbench import records
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
@@ -102,23 +105,63 @@ def add_predictions(result: Analysis, folder: Path, spec: Spec) -> Analysis:
         for case in CASES:
             measured = result.aligned.of_case(case, "seconds", result.warmup)
             assert measured is not None, "alignment refuses records without times"
-            executed = list(planned(spec, case, stream, profile.cost, window))
-            seconds = iteration_times(executed, profile.cost) + profile.iteration_seconds
-            cases[case] = replace(
-                cases[case], predicted=compare(profile.basis, seconds, measured[:, : len(window)].astype(np.float64))
-            )
+            basis = profile.basis
+            if any(refits.log.adopted for refits in result.refits if refits.case == case):
+                seconds = _in_force(result, folder, spec, case, profile, window)
+                basis += ", refitted while running"
+            else:
+                executed = list(planned(spec, case, stream, profile.cost, window))
+                seconds = iteration_times(executed, profile.cost) + profile.iteration_seconds
+            if seconds is not None:
+                predicted = compare(basis, seconds, measured[:, : len(window)].astype(np.float64))
+                cases[case] = replace(cases[case], predicted=predicted)
     except (DataError, ScheduleError, SpecError):
         # Data that were moved away leave a run that can be judged, but not predicted.
         return result
     return replace(result, cases=cases)
 
 
+def _in_force(
+    result: Analysis, folder: Path, spec: Spec, case: str, profile: CostProfile, window: range
+) -> NDArray[np.float64] | None:
+    """Predicted seconds of each launch of a case with what it was planned with at the time, shape (launches, window).
+
+    None where a launch did not record its jobs.
+    """
+    assert result.aligned is not None
+    logs = {refits.launch: refits.log for refits in result.refits}
+    rows = []
+    for launch in result.aligned.launches:
+        if launch.case != case:
+            continue
+        read = records.read(folder / "launches" / (launch.folder or launch.id) / "records.jsonl")
+        jobs = {record.iteration: record.jobs for record in read.iterations if record.jobs}
+        if any(number not in jobs for number in window):
+            return None
+        log = logs.get(launch.id)
+        used = [
+            (profile.cost, profile.iteration_seconds) if log is None else log.in_force(number, profile)
+            for number in window
+        ]
+        executed = [PlannedIteration.recorded(jobs[number], spec.topology.domain_size) for number in window]
+        constants = np.array([seconds for _, seconds in used])
+        rows.append(iteration_times(executed, [cost for cost, _ in used]) + constants)
+    return np.array(rows)
+
+
 def compare(basis: str, predicted: NDArray[np.float64], measured: NDArray[np.float64]) -> Predicted:
-    """Predicted seconds, shape (iterations,), against measured ones, shape (launches, iterations)."""
+    """Predicted against measured seconds.
+
+    Args:
+        basis: what was predicted with, in words.
+        predicted: shape (iterations,), the same for all launches, or (launches, iterations).
+        measured: shape (launches, iterations).
+    """
+    of_each = np.broadcast_to(predicted, measured.shape)
     return Predicted(
         basis=basis,
-        iterations=len(predicted),
-        mean_ms=1e3 * float(predicted.mean()),
-        ratio=float(predicted.sum() * len(measured) / measured.sum()),
-        mape=float(np.abs(predicted / measured - 1).mean()),
+        iterations=measured.shape[1],
+        mean_ms=1e3 * float(of_each.mean()),
+        ratio=float(of_each.sum() / measured.sum()),
+        mape=float(np.abs(of_each / measured - 1).mean()),
     )

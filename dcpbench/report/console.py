@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dcpbench.redact import redact
-from dcpbench.report import same_case, wording
+from dcpbench.report import refits, same_case, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis.pipeline import Analysis
@@ -46,6 +46,9 @@ def _parts(analysis: Analysis) -> Iterator[RenderableType]:
         yield _text(f"Aligned on {', '.join(analysis.aligned_on)}.")
     yield Text()
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))
+    if rows := refits.rows(analysis):
+        yield _table(refits.COLUMNS, rows)
+        yield _text(refits.sentence(analysis))
     if analysis.profiles:
         yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))
     for caution in analysis.cautions:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from dcpbench.report import figures, same_case, wording
+from dcpbench.report import figures, refits, same_case, wording
 from dcpbench.report.page import bullets, page, paragraph, picture, section, table
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
     if rows := wording.steady_rows(analysis):
         yield section("Steadiness") + table(wording.STEADY_COLUMNS, rows)
         yield paragraph(f"Times of the measured window over {analysis.workload}, so that all batches compare.")
+    if rows := refits.rows(analysis):
+        yield section(refits.TITLE) + table(refits.COLUMNS, rows) + paragraph(refits.sentence(analysis))
     if analysis.profiles:
         yield section("Where the time goes")
         yield table(wording.profile_columns(analysis), wording.profile_rows(analysis))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dcpbench.report import figures, same_case, wording
+from dcpbench.report import figures, refits, same_case, wording
 
 if TYPE_CHECKING:
     from dcpbench.analysis.pipeline import Analysis
@@ -58,20 +58,28 @@ def _sections(analysis: Analysis) -> Iterator[str]:
         if sentences := wording.gate_sentences(analysis):
             yield _list(sentences)
         yield _table(("quantity", "value"), wording.parity_rows(analysis))
+    yield from _launches(analysis)
+    if analysis.provenance:
+        yield "## From the manifest"
+        yield _table(("", ""), analysis.provenance)
+    yield "## Where the numbers come from"
+    yield _list(_provenance(analysis))
+
+
+def _launches(analysis: Analysis) -> Iterator[str]:
     yield "## Launches"
     yield _table(wording.LAUNCH_COLUMNS, wording.launch_rows(analysis))
     if rows := wording.steady_rows(analysis):
         yield "## Steadiness"
         yield f"Times of the measured window over {analysis.workload}, so that batches of all lengths compare."
         yield _table(wording.STEADY_COLUMNS, rows)
+    if rows := refits.rows(analysis):
+        yield f"## {refits.TITLE}"
+        yield _table(refits.COLUMNS, rows)
+        yield refits.sentence(analysis)
     if analysis.profiles:
         yield "## Where the time goes"
         yield _table(wording.profile_columns(analysis), wording.profile_rows(analysis))
-    if analysis.provenance:
-        yield "## From the manifest"
-        yield _table(("", ""), analysis.provenance)
-    yield "## Where the numbers come from"
-    yield _list(_provenance(analysis))
 
 
 def _provenance(analysis: Analysis) -> Iterator[str]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dcpbench.report import refits
+
 if TYPE_CHECKING:
     from dcpbench.analysis.pipeline import Analysis
     from dcpbench.analysis.results import CaseResult, LaunchResult
@@ -55,6 +57,12 @@ _REASONS = {
     "memory_difference": "on CPU peaks are those of the process",
     "predicted": "the run used no measured cost profile of this machine and model",
     "planned_with": "the scheduler plans without a cost model",
+    "why_not": "the refit was adopted",
+    "error_before": "the refit could not be made",
+    "error_after": "the refit could not be made",
+    "coefficients": "the refit could not be made",
+    "iteration_seconds": "the refit could not be made",
+    "long": "one attention kernel serves all",
 }
 _NOT_REPORTED = "the records do not carry it"
 
@@ -123,6 +131,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
             {"launch": profile.launch, "iterations": [asdict(found) for found in profile.iterations]}
             for profile in analysis.profiles
         ],
+        "refits": refits.plain(analysis),
         "cautions": list(analysis.cautions),
         "faults": [asdict(fault) for fault in analysis.faults],
     }
@@ -187,6 +196,8 @@ def _reason(path: str, compared: bool) -> str:
     if path == "lockstep_control.interval":
         return "needs at least four measured iterations"
     key = path.rsplit(".", 1)[-1]
+    if path.startswith("refits."):
+        return _REASONS[key]
     if not compared and key not in ("position", "failure", "min_speedup"):
         return _NO_COMPARISON
     return _REASONS.get(key, _NOT_REPORTED)
