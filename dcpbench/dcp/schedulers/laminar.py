@@ -5,6 +5,8 @@ share of a target time, so sizes never increase along the order; then all are pl
 of ranks that only ever split (`laminar_placement`). Along each rank the group size therefore never increases, all
 members of a job are ready at the same moment, and the iteration takes as long as the most loaded rank.
 
+With few samples per rank there is a second way, in which blocks are filled one after the other (`laminar_cover`).
+
 One such pass depends on the target, the sizes allowed and the rules, so a list of candidates is tried and the
 shortest plan kept. The search stops at a budget counted in steps, near the bound, or when candidates run out:
 never by a clock, as every rank must arrive at the same plan.
