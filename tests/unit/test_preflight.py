@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dcpbench import preflight
 from dcpbench.checks import servable
@@ -376,3 +377,35 @@ def test_disk_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, 
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, free * 2**20))
     found = [finding.level for finding in report(spec(), folder=tmp_path).findings if finding.rule == "space"]
     assert found == [level]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"schedule": {"refit": 7}}, "a refit needs 8 iterations"),
+        ({"schedule": {"refit": 10}, "runner": "megatron_lm"}, "schedule.refit needs the built-in worker"),
+        ({"schedule": {"refit": 10}, "mode": "lockstep"}, "schedule.refit is not defined in mode lockstep"),
+    ],
+)
+def test_a_spec_with_refits_that_are_not_defined_is_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Spec.model_validate(changed)
+
+
+def test_refits_that_could_do_nothing_are_refused() -> None:
+    laminar = {"dcp": {"scheduler": "laminar"}}
+    long = {"iterations": 40, "warmup_iterations": 10}
+
+    def found(cases: dict[str, Any], training: dict[str, Any]) -> tuple[str, str]:
+        made = report(spec(schedule={"refit": 10}, cases=cases, training=training))
+        (finding,) = (finding for finding in made.findings if finding.rule == "refit")
+        return finding.level, finding.message
+
+    level, message = found({}, long)
+    assert level == "refuse"
+    assert "neither case plans with a cost profile" in message
+    level, message = found(laminar, {**long, "iterations": 29})
+    assert level == "refuse"
+    assert "29 iterations, of which 10 are warm-up" in message
+    assert found(laminar, long) == ("ok", "the cost profile is refitted 2 times in each launch of dcp")
+    assert not [finding for finding in report(spec()).findings if finding.rule == "refit"]

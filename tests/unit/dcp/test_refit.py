@@ -10,7 +10,7 @@ import pytest
 from dcpbench.analysis.predicted import compare
 from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.iterations import PlannedIteration, iteration_times
-from dcpbench.dcp.refit import refit
+from dcpbench.dcp.refit import LIMIT, Refit, refit, why_not
 from dcpbench.dcp.schedulers import create
 from dcpbench.dcp.workload import Domain
 
@@ -57,10 +57,53 @@ def test_a_constant_that_was_not_known_is_found() -> None:
     assert found.after < 0.01 < found.before
 
 
+def test_recent_iterations_decide_where_they_weigh_more() -> None:
+    """A clock that fell half-way: coefficients follow the half that counts, and errors are of that half."""
+    executed = iterations(32)
+    slower = replace(H200_1B, token=1.3 * H200_1B.token, square=1.3 * H200_1B.square, base=1.3 * H200_1B.base)
+    times = np.where(np.arange(32) < 16, measured(executed, H200_1B, 0.02), measured(executed, slower, 0.02))
+    recent = refit(H200_1B, 0.02, executed, times, weights=0.5 ** ((31 - np.arange(32)) / 2))
+    alike = refit(H200_1B, 0.02, executed, times, weights=np.full(32, 0.25))
+    assert recent.after < 0.01 < alike.after
+    assert recent.before > 1.8 * alike.before
+    assert recent.cost.token == pytest.approx(slower.token, rel=0.08)
+    plain = refit(H200_1B, 0.02, executed, times)
+    assert (plain.cost, plain.before, plain.after) == (alike.cost, alike.before, alike.after)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+def test_weights_that_are_none_are_refused(weight: float) -> None:
+    executed = iterations(8)
+    with pytest.raises(ValueError, match="greater than 0"):
+        refit(H200_1B, 0.0, executed, np.ones(8), weights=np.array([weight, *[1.0] * 7]))
+
+
+def found(before: float, after: float) -> Refit:
+    none = np.zeros(2)
+    return Refit(H200_1B, 0.0, 8, before, after, after, after, none, none == 0)
+
+
+def test_only_a_refit_that_is_good_and_no_worse_is_adopted() -> None:
+    assert why_not(found(0.2, 0.01)) is None
+    assert why_not(found(0.01, 0.01)) is None
+    assert why_not(found(0.5, LIMIT)) is None
+    assert "missed by 6.0% on average (limit 5%)" in str(why_not(found(0.9, 0.06)))
+    assert "missed by 2.10% on average, and by 2.00% with" in str(why_not(found(0.02, 0.021)))
+    assert why_not(found(0.02, float("nan"))) is not None
+
+
 def test_too_few_iterations_are_refused() -> None:
     executed = iterations(7)
     with pytest.raises(ValueError, match="at least eight"):
         refit(H200_1B, 0.0, executed, np.ones(7))
+
+
+def test_launches_with_plans_of_their_own_have_predictions_of_their_own() -> None:
+    measured = np.array([[1.25, 2.0], [0.8, 2.5]])
+    found = compare("measured profile x", np.array([[1.0, 2.0], [1.0, 2.5]]), measured)
+    assert found.mape == pytest.approx((0.2 + 0 + 0.25 + 0) / 4)
+    assert (found.mean_ms, found.iterations) == (1625.0, 2)
+    assert found.ratio == pytest.approx(6.5 / 6.55)
 
 
 def test_a_comparison_gives_the_error_of_iterations_and_of_their_sum() -> None:
