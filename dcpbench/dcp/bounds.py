@@ -22,7 +22,8 @@ base is added instead: a rank without microbatches is idle for T, no less than t
 Nor is T below the host's floor for as many microbatches as the tokens fill on the fullest rank. Of two attention
 kernels the quicker is assumed for every sample that any job could take to it: w and t do not fall with `square`.
 
-The fewer sizes are given the greater is the bound: that of a menu says what plans of that menu can reach.
+The fewer sizes are given the greater is the least T: the bound of a menu says what plans of that menu can reach. What
+holds for more sizes holds for it too, and may be a trifle greater as the directions of hops are chosen for each.
 """
 
 from __future__ import annotations
