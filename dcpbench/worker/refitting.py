@@ -143,14 +143,15 @@ class Refits:
         launch: what is trained.
         store: shared by all ranks.
         helper: on rank 0 only.
-        wait: seconds that the ranks wait for a refit that is not ready in time.
+        wait: seconds that the ranks wait for a refit that is not ready in time, at most those of a collective.
     """
 
     def __init__(self, launch: Launch, store: Store, helper: Helper | None, wait: float = WAIT) -> None:
         interval = launch.spec.schedule.refit
         self._due = {after + interval: after for after in refit_log.starts(launch.spec.training, interval)}
         self._asked = {after + LAG: after for after in self._due.values()}
-        self._store, self._helper, self._wait = store, helper, wait
+        self._store, self._helper = store, helper
+        self._wait = min(wait, launch.spec.launches.collective_timeout)
         self._answers: dict[int, str] = {}
         self._open: list[int] = []
         self._closed = threading.Event()
