@@ -25,7 +25,7 @@ from dcpbench.dcp.refit_log import Refitted
 from dcpbench.dcp.schedulers import create as make_scheduler
 from dcpbench.dcp.schedulers import plans_with_costs
 from dcpbench.dcp.workload import Domain, Scheduler
-from dcpbench.errors import DcpbenchError
+from dcpbench.errors import DcpbenchError, PreflightError
 from dcpbench.plan import CaseName, Launch
 from dcpbench.records import RunHeader
 from dcpbench.spec import Spec
@@ -292,8 +292,22 @@ def scheduler_of(spec: Spec, case: CaseName, cost: CostModel | None = None) -> S
 
 
 def _device(wanted: str) -> torch.device:
+    """The rank's device.
+
+    Raises:
+        PreflightError: a GPU is asked for, or there is one to be used, and torch cannot use it.
+    """
+    # One that is there and that torch was not built for must not become a run on CPUs without a word.
+    there = wanted == "cuda" or (Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "")
+    if there and wanted != "cpu" and not torch.backends.cuda.is_built():
+        raise PreflightError(
+            f"topology.device is {wanted}, but torch {torch.__version__} is built without CUDA; install a build "
+            "with it, or set topology.device to cpu"
+        )
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise PreflightError("topology.device is cuda, but torch sees no GPU; set topology.device to cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
