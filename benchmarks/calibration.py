@@ -20,12 +20,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from dcpbench import commands
-from dcpbench.analysis.predicted import planned, scheduler_of
+from dcpbench.analysis.predicted import planned
 from dcpbench.calibration import command, fit, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
-from dcpbench.dcp import cost_profiles
+from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.dcp.iterations import PlannedIteration, iteration_times
 from dcpbench.dcp.kernel_choice import starting_from
@@ -75,7 +75,7 @@ def row(spec: Spec, stream: SampleStream, known: CostProfile, slow: float, seed:
     start = cost_profiles.assumed(spec).cost
     truth = replace(known.cost, floor=HOST, floor_shared=HOST_SHARED)
     device = replace(truth, floor=0.0, floor_shared=0.0)
-    scheduler = scheduler_of(spec, "dcp", None)
+    scheduler = schedulers.of_case(spec, "dcp", None)
     lengths = np.concatenate([stream.lengths(stream.batch(i + 1)) for i in range(command.ITERATIONS)]).tolist()
     jobs = command.planned_jobs(spec, stream, start)
     chosen = points.choose(

@@ -21,7 +21,6 @@ from dcpbench.dcp import cost_profiles, schedulers
 from dcpbench.dcp.cost_profiles import CostProfile
 from dcpbench.dcp.costs import CostModel
 from dcpbench.dcp.iterations import PlannedIteration, iteration_times
-from dcpbench.dcp.workload import Domain, Scheduler
 from dcpbench.errors import DataError, ScheduleError, SpecError
 from dcpbench.runfolder.layout import RunFolder
 from dcpbench.spec import CASES, Spec
@@ -48,24 +47,6 @@ class Predicted:
     """Mean absolute relative error of single iterations."""
 
 
-def scheduler_of(spec: Spec, case: str, cost: CostModel | None) -> Scheduler:
-    """The scheduler of a case as its launches have it.
-
-    Raises:
-        SpecError, ScheduleError: there is no such scheduler, or it cannot serve the spec.
-    """
-    chosen = spec.cases.baseline if case == "baseline" else spec.cases.dcp
-    return schedulers.create(
-        chosen.scheduler,
-        domain=Domain(spec.topology.domain_size, spec.topology.cp),
-        capacity=spec.cases.max_seqlen_per_dp_cp_rank,
-        min_size=spec.cases.min_dynamic_context_parallel_size,
-        padding_policy=spec.cases.padding,
-        cost=cost,
-        menu=spec.schedule.menu,
-    )
-
-
 def planned(
     spec: Spec, case: str, stream: SampleStream, cost: CostModel | None, iterations: range
 ) -> Iterator[PlannedIteration]:
@@ -74,7 +55,7 @@ def planned(
     Raises:
         SpecError, ScheduleError, DataError: they cannot be planned again.
     """
-    scheduler = scheduler_of(spec, case, cost)
+    scheduler = schedulers.of_case(spec, case, cost)
     for iteration in iterations:
         lengths = stream.lengths(stream.batch(iteration)).tolist()
         yield PlannedIteration.of(scheduler.plan(lengths), lengths, scheduler.padding)

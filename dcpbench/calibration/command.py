@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from scipy.optimize import least_squares
 
 from dcpbench import campaign, preflight, records
-from dcpbench.analysis.predicted import planned, scheduler_of
+from dcpbench.analysis.predicted import planned
 from dcpbench.calibration import fit, from_runs, points
 from dcpbench.calibration.fit import Sample, paced
 from dcpbench.calibration.from_runs import Agreement
@@ -117,7 +117,7 @@ def calibrate(
     stream = SampleStream.open(folder.data)
     preflight.check(spec, environ=environ, stream=stream, folder=folder.path, gpus=gpus)
 
-    scheduler = scheduler_of(spec, "dcp", None)
+    scheduler = schedulers.of_case(spec, "dcp", None)
     lengths = np.concatenate([stream.lengths(stream.batch(i + 1)) for i in range(ITERATIONS)])
     start = cost_profiles.assumed(spec).cost
     chosen = points.choose(
@@ -244,7 +244,7 @@ def planned_jobs(spec: Spec, stream: SampleStream, cost: CostModel) -> list[tupl
             }
         )
         try:
-            scheduler = scheduler_of(changed, "dcp", cost)
+            scheduler = schedulers.of_case(changed, "dcp", cost)
             for number in range(1, ITERATIONS + 1):
                 lengths = stream.lengths(stream.batch(number)).tolist()
                 jobs = scheduler.plan(lengths).jobs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dcpbench.checks.findings import Finding, ok, refuse, warn
 from dcpbench.dcp import schedulers
-from dcpbench.dcp.workload import Domain, Scheduler
+from dcpbench.dcp.workload import Scheduler
 from dcpbench.errors import ScheduleError, SpecError
 from dcpbench.spec import Spec
 
@@ -55,16 +55,8 @@ def _schedulers(spec: Spec, findings: list[Finding]) -> dict[str, Scheduler]:
     """The scheduler of each case that can be made; a reason in `findings` for one that cannot."""
     made: dict[str, Scheduler] = {}
     for case in ("baseline", "dcp"):
-        name = spec.cases.baseline.scheduler if case == "baseline" else spec.cases.dcp.scheduler
         try:
-            made[case] = schedulers.create(
-                name,
-                domain=Domain(spec.topology.domain_size, spec.topology.cp),
-                capacity=spec.cases.max_seqlen_per_dp_cp_rank,
-                min_size=spec.cases.min_dynamic_context_parallel_size,
-                padding_policy=spec.cases.padding,
-                menu=spec.schedule.menu,
-            )
+            made[case] = schedulers.of_case(spec, case)
         except (ScheduleError, SpecError) as error:
             findings.append(refuse("scheduler", f"cases.{case}: {error}"))
     return made

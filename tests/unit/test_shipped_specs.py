@@ -15,7 +15,7 @@ from dcpbench.data.lengths import dataset_lengths
 from dcpbench.data.prepare import prepare
 from dcpbench.data.stream import SampleStream
 from dcpbench.dcp import schedulers
-from dcpbench.dcp.workload import Domain, Scheduler
+from dcpbench.dcp.workload import Scheduler
 from dcpbench.preflight import inspect
 from dcpbench.settings import resources
 from dcpbench.spec import CASES, Spec, TextData
@@ -35,16 +35,7 @@ def load(name: str, *overrides: str) -> Spec:
 
 
 def schedulers_of(spec: Spec) -> dict[str, Scheduler]:
-    return {
-        case: schedulers.create(
-            getattr(spec.cases, case).scheduler,
-            domain=Domain(spec.topology.domain_size, spec.topology.cp),
-            capacity=spec.cases.max_seqlen_per_dp_cp_rank,
-            min_size=spec.cases.min_dynamic_context_parallel_size,
-            padding_policy=spec.cases.padding,
-        )
-        for case in CASES
-    }
+    return {case: schedulers.of_case(spec, case) for case in CASES}
 
 
 def batches(spec: Spec) -> list[list[int]]:

@@ -6,7 +6,7 @@ A new scheduler is one module with a class, and one line in `SCHEDULERS`.
 from __future__ import annotations
 
 import difflib
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dcpbench.dcp.costs import H200_1B, CostModel
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
@@ -16,6 +16,9 @@ from dcpbench.dcp.schedulers.laminar_sizes import Menu
 from dcpbench.dcp.schedulers.reordered import SUFFIX, Reversed
 from dcpbench.dcp.workload import Domain, PaddingPolicy, Scheduler
 from dcpbench.errors import SpecError
+
+if TYPE_CHECKING:
+    from dcpbench.spec import Spec
 
 
 class Constructor(Protocol):
@@ -77,6 +80,24 @@ def create(
             cost=(cost or H200_1B).planning(capacity),
         )
     return SCHEDULERS[name](domain=domain, capacity=capacity, min_size=min_size, padding_policy=padding_policy)
+
+
+def of_case(spec: Spec, case: str, cost: CostModel | None = None) -> Scheduler:
+    """The scheduler of a case (baseline, dcp) as in its launches, planning with `cost` where it plans with costs.
+
+    Raises:
+        SpecError, ScheduleError: as `create`.
+    """
+    chosen = spec.cases.baseline if case == "baseline" else spec.cases.dcp
+    return create(
+        chosen.scheduler,
+        domain=Domain(spec.topology.domain_size, spec.topology.cp),
+        capacity=spec.cases.max_seqlen_per_dp_cp_rank,
+        min_size=spec.cases.min_dynamic_context_parallel_size,
+        padding_policy=spec.cases.padding,
+        cost=cost,
+        menu=spec.schedule.menu,
+    )
 
 
 def plans_with_costs(name: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dcpbench.errors import PreflightError
-from dcpbench.worker.__main__ import _device
+from dcpbench.worker.device import device_of
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
 @pytest.mark.parametrize("wanted", ["cuda", "auto"])
 def test_gpus_that_torch_was_not_built_for_are_named(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     without_cuda(monkeypatch, built=False)
-    with pytest.raises(PreflightError, match=f"topology.device is {wanted}, but torch .* is built without CUDA"):
-        _device(wanted)
-    assert _device("cpu").type == "cpu"
+    with pytest.raises(PreflightError, match=rf"topology.device is {wanted}, but torch .* is built without CUDA"):
+        device_of(wanted)
+    assert device_of("cpu").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert _device("auto").type == "cpu"
+    assert device_of("auto").type == "cpu"
 
 
 def test_without_gpus_auto_is_the_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch, built=True)
-    assert _device("auto").type == "cpu"
-    with pytest.raises(PreflightError, match="torch sees no GPU; set topology.device to cpu"):
-        _device("cuda")
+    assert device_of("auto").type == "cpu"
+    with pytest.raises(PreflightError, match="torch sees no GPU; set topology"):
+        device_of("cuda")
