@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcpbench.analysis.predicted import scheduler_of
 from dcpbench.dcp.bounds import lower_bound
 from dcpbench.dcp.costs import H200_1B, CostModel
-from dcpbench.dcp.schedulers import create
+from dcpbench.dcp.schedulers import create, of_case
 from dcpbench.dcp.schedulers.default_dynamic_cp import DefaultDynamicCp
 from dcpbench.dcp.schedulers.laminar import Laminar
 from dcpbench.dcp.schedulers.laminar_batch import Batch
@@ -207,11 +206,10 @@ def test_menus() -> None:
 
 def test_the_spec_chooses_the_menu() -> None:
     spec = Spec.model_validate({"cases": {"dcp": {"scheduler": "laminar"}}, "schedule": {"menu": "any"}})
-    made = scheduler_of(spec, "dcp", None)
+    made = of_case(spec, "dcp")
     assert made.group_sizes() == (1, 2, 3, 4)
-    assert scheduler_of(
-        Spec.model_validate({"cases": {"dcp": {"scheduler": "laminar"}}}), "dcp", None
-    ).group_sizes() == ((1, 2, 4))
+    default = Spec.model_validate({"cases": {"dcp": {"scheduler": "laminar"}}})
+    assert of_case(default, "dcp").group_sizes() == (1, 2, 4)
     padded = create("laminar", domain=Domain(3, 1), capacity=64, padding_policy="megatron", menu="any")
     assert padded.padding == PaddingRule(fixed=12)  # 1, 2, 4 and 6
 
