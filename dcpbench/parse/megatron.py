@@ -34,6 +34,7 @@ _FIELDS = {
 _CLOSING = "number of nan iterations"
 _RESTART = "[before the start of training step]"
 _RECORD = re.compile(_START, re.ASCII)
+_RESTARTED = re.compile(r"\[before the start of training step\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.ASCII)
 _TIME = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\]\s+iteration\s", re.ASCII)
 
 
@@ -52,6 +53,7 @@ class LogReader:
         """Columns of the rows that `read` gives; `seconds` holds milliseconds."""
         self.started: str | None = None
         """The time of the first record, as logged."""
+        self._latest, self._starts = "", 0
 
     @property
     def malformed(self) -> list[Malformed]:
@@ -61,12 +63,26 @@ class LogReader:
     def read(self, number: int, text: str) -> Iterator[tuple[list[Value], tuple[str, ...]]]:
         """(row, problems) of each record in one stretch of text."""
         if _RESTART in text:
-            self._averaging.restart()
+            self._starts += 1
+            if not self._held_up(text):
+                self._averaging.restart()
         for row, problems in self._records.read(number, text):
             if self.started is None and (match := _TIME.search(text)):
                 self.started = match[1]
             self._averaging.undo(row)
+            self._latest = text
             yield row, problems
+
+    def _held_up(self, text: str) -> bool:
+        """Whether the line of a start is that of the process whose records are being read, and not of another one.
+
+        The first rank prints it and the last one the records, so a buffer may bring it after any number of them: then
+        it is the first such line of the log, and tells of a time before the latest record.
+        """
+        if self._starts > 1:
+            return False
+        begun, written = _RESTARTED.search(text), _TIME.findall(self._latest)
+        return begun is not None and bool(written) and begun[1] <= written[-1][: len(begun[1])]
 
 
 def parse(path: Path) -> LaunchTable:

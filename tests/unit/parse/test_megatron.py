@@ -122,11 +122,25 @@ def test_the_averaging_is_undone_again_after_a_restart(tmp_path: Path) -> None:
     assert column(table, "seconds") == pytest.approx([8.0, 1.0, 1.0, 1.0, 9.0, 1.1, 1.1, 1.1])
 
 
-def test_a_marker_held_up_by_a_buffer_is_no_restart(tmp_path: Path) -> None:
-    lines = [megatron(i, 4, ms=ms) for i, ms in enumerate(averaged([8000.0, 1000.0, 1000.0, 1000.0]), 1)]
-    lines.insert(1, "[before the start of training step] datetime: 2026-06-09 14:02:58 ")
+@pytest.mark.parametrize("after", range(7))
+def test_a_marker_held_up_by_a_buffer_is_no_restart(tmp_path: Path, after: int) -> None:
+    times = [8000.0, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0]
+    losses = [f"{12 - n / 10:.6E}" for n in (0, 0.5, 2, 3, 4, 5)]
+    lines = [
+        megatron(i, 6, ms=ms, loss=loss) for i, (ms, loss) in enumerate(zip(averaged(times), losses, strict=True), 1)
+    ]
+    lines.insert(after, "[before the start of training step] datetime: 2026-06-09 14:02:58 ")
     table = parse_log(write(tmp_path / "log.log", lines))
-    assert column(table, "seconds") == pytest.approx([8.0, 1.0, 1.0, 1.0])
+    assert column(table, "seconds") == pytest.approx([ms / 1e3 for ms in times])
+    assert column(table, "loss") == pytest.approx([12 - n / 10 for n in range(6)])
+
+
+def test_a_log_that_lacks_its_beginning_still_shows_a_restart(tmp_path: Path) -> None:
+    lines = [megatron(i, 8, ms=1000.0) for i in (2, 3, 4)]
+    lines += ["[before the start of training step] datetime: 2026-06-09 15:00:00 "]
+    lines += [megatron(i, 8, ms=ms) for i, ms in enumerate(averaged([9000.0, 1100.0, 1100.0, 1100.0]), 5)]
+    table = parse_log(write(tmp_path / "log.log", lines))
+    assert column(table, "seconds")[3:] == pytest.approx([9.0, 1.1, 1.1, 1.1])
 
 
 def test_a_log_that_cannot_have_been_averaged_is_left_alone(tmp_path: Path) -> None:
