@@ -172,7 +172,7 @@ def _from_overrides(overrides: Sequence[str], problems: list[str]) -> _Layer:
         if name in known and fields.accepts(known[name], str, Path) and not isinstance(value, str | None):
             value = right.strip()  # a path or name that looks like a number
         if isinstance(value, dict) and name in fields.sections():
-            layer.update({f"{name}.{key}": (item, "--set", where) for key, item in _flat(value)})
+            layer.update({leaf: (item, "--set", where) for leaf, item in fields.leaves_of(name, value)})
         else:
             layer[name] = (value, "--set", where)
     return layer
@@ -180,16 +180,6 @@ def _from_overrides(overrides: Sequence[str], problems: list[str]) -> _Layer:
 
 def _from_options(options: Mapping[str, tuple[str, Any]]) -> _Layer:
     return {name: (value, option, option) for name, (option, value) in options.items()}
-
-
-def _flat(value: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    result: list[tuple[str, Any]] = []
-    for key, item in value.items():
-        if isinstance(item, dict):
-            result.extend((f"{key}.{below}", deeper) for below, deeper in _flat(item))
-        else:
-            result.append((key, item))
-    return result
 
 
 def _with_dataset_kind(layer: _Layer, below: Mapping[str, _Entry]) -> _Layer:

@@ -54,6 +54,11 @@ class LaunchInput:
     folder: str | None = None
     """The launch's folder where that has another name than `id`: in lockstep both cases are of one launch."""
 
+    @property
+    def folder_name(self) -> str:
+        """The name of the launch's folder."""
+        return self.folder or self.id
+
 
 def shortened(launch: LaunchInput, faults: Iterator[Fault]) -> list[Fault]:
     """The faults, with those of one kind beyond `LISTED` counted in one."""

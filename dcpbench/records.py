@@ -279,6 +279,26 @@ def read(path: Path) -> LaunchRecords:
     return LaunchRecords(headers[0] if headers else None, tuple(iterations), end, tuple(malformed), tuple(headers))
 
 
+class GrowingFile:
+    """The whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[bytes]:
+        """Lines that have been finished since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text.rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        return whole.split(b"\n") if whole else []
+
+
 def console_header(header: RunHeader) -> str:
     """The launch header as a console line; `parse.native` reads it back."""
     return "dcpbench header " + to_json(header)

@@ -7,7 +7,7 @@ differ by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from dcpbench.analysis.pipeline import Analysis, analyze_run
 from dcpbench.analysis.sources import read_run
 from dcpbench.errors import ExitCode, RecordsError, UsageError
+from dcpbench.settings.fields import leaves_of
 from dcpbench.spec import CASES, Spec
 from dcpbench.stats.interval import Interval, Speed, decide, unpaired
 
@@ -103,17 +104,9 @@ def _result(path: Path) -> Analysis:
 
 
 def _differences(first: Spec, second: Spec) -> list[str]:
-    ours, theirs = (dict(_leaves("", spec.model_dump(mode="json"))) for spec in (first, second))
+    ours, theirs = (dict(leaves_of("", spec.model_dump(mode="json"))) for spec in (first, second))
     names = {*ours, *theirs}
     return sorted(name for name in names if ours.get(name) != theirs.get(name) and not _allowed(name, _FREE))
-
-
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
-    else:
-        yield prefix, value
 
 
 def _allowed(name: str, fields: Sequence[str]) -> bool:

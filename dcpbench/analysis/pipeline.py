@@ -31,6 +31,7 @@ from dcpbench.analysis.sources import Source, read_logs, read_run
 from dcpbench.errors import LogError, UsageError
 from dcpbench.faults import Fault, LaunchInput
 from dcpbench.profiles import LaunchProfile
+from dcpbench.runfolder.layout import RunFolder
 from dcpbench.spec import CASES, Decision, Tolerances
 from dcpbench.stats.gates import Control
 from dcpbench.stats.interval import (
@@ -135,7 +136,7 @@ def analyze_run(
         tolerances=tolerances or source.spec.tolerances,
         decision=decision or source.spec.decision,
         disturbed={
-            launch.id: disturbances.read(folder / "launches" / (launch.folder or launch.id) / "gpu.csv")
+            launch.id: disturbances.read(RunFolder(folder).launch(launch.folder_name) / "gpu.csv")
             for launch in source.launches
         },
     )

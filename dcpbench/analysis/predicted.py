@@ -115,7 +115,7 @@ def _in_force(
     for launch in result.aligned.launches:
         if launch.case != case:
             continue
-        read = records.read(folder / "launches" / (launch.folder or launch.id) / "records.jsonl")
+        read = records.read(RunFolder(folder).launch(launch.folder_name) / "records.jsonl")
         jobs = {record.iteration: record.jobs for record in read.iterations if record.jobs}
         if any(number not in jobs for number in window):
             return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from dcpbench.dcp import refit_log
 from dcpbench.dcp.refit_log import RefitLog
 from dcpbench.faults import LaunchInput
+from dcpbench.runfolder.layout import RunFolder
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def read(folder: Path, launches: Sequence[LaunchInput]) -> tuple[LaunchRefits, .
     """
     found = []
     for launch in launches:
-        log = refit_log.read(folder / "launches" / (launch.folder or launch.id))
+        log = refit_log.read(RunFolder(folder).launch(launch.folder_name))
         if log is not None:
             found.append(LaunchRefits(launch.id, launch.case, log))
     return tuple(found)

@@ -16,6 +16,7 @@ import numpy as np
 from dcpbench import records
 from dcpbench.align import Aligned
 from dcpbench.records import IterationRecord, RunHeader
+from dcpbench.runfolder.layout import RunFolder
 from dcpbench.spec import CASES
 
 _NUMBERS = 4
@@ -62,7 +63,7 @@ def _slowest(folder: Path, aligned: Aligned, warmup: int) -> Iterator[SlowestIte
         row, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
         launch = [launch for launch in aligned.launches if launch.case == case][row]
         iteration = warmup + 1 + int(column)
-        record = _record(folder / "launches" / (launch.folder or launch.id) / "records.jsonl", iteration, case)
+        record = _record(RunFolder(folder).launch(launch.folder_name) / "records.jsonl", iteration, case)
         header = launch.table.header
         if record is None or not record.jobs or header is None:
             continue

@@ -133,7 +133,7 @@ def calibrate(
         pair=1,
         position=1,
         spec=spec,
-        folder=folder.path / "launches" / LAUNCH,
+        folder=folder.launch(LAUNCH),
         data=folder.data,
         calibration=Calibration(points=chosen, seconds=SECONDS),
     )
@@ -197,9 +197,7 @@ def with_iterations(profile: CostProfile, executed: Sequence[PlannedIteration], 
     def predicted(values: Floats) -> Floats:
         return iteration_times(executed, paced(profile.cost, float(values[0]))) + scale * float(values[1])
 
-    def fitted(without: int | None = None) -> Floats:
-        used = np.arange(len(measured)) != (-1 if without is None else without)
-
+    def fitted(used: NDArray[np.bool_]) -> Floats:
         def residuals(values: Floats) -> Floats:
             errors = (predicted(values) / measured - 1)[used]
             return np.append(errors / np.sqrt(len(errors)) / MISS, (values[0] - 1) / PACE)
@@ -214,9 +212,10 @@ def with_iterations(profile: CostProfile, executed: Sequence[PlannedIteration], 
         ).x
         return found
 
-    errors = [float((predicted(fitted(one)) / measured - 1)[one]) for one in range(len(measured))]
-    mape = float(np.abs(errors).mean())
-    found = fitted()
+    every = np.ones(len(measured), np.bool_)
+    others = ~np.eye(len(measured), dtype=np.bool_)
+    mape = float(np.mean([abs((predicted(fitted(used)) / measured - 1)[~used][0]) for used in others]))
+    found = fitted(every)
     assert profile.fit is not None
     refused = profile.fit.refused
     if refused is None and mape > fit.ITERATION_LIMIT:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dcpbench.plan import Launch
-from dcpbench.records import IterationRecord, RunEnd, RunHeader, from_json
+from dcpbench.records import GrowingFile, IterationRecord, RunEnd, RunHeader, from_json
 
 if TYPE_CHECKING:
     from dcpbench.table import Value
@@ -48,33 +47,13 @@ def complete(launch: Launch) -> tuple[int, float] | None:
     return len(seconds), sum(seconds.values()) if end is None else end.seconds
 
 
-class _Lines:
-    """The whole lines of a growing file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> list[bytes]:
-        """Lines that have been finished since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text.rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
-        return whole.split(b"\n") if whole else []
-
-
 class _RecordsFile:
     """`records.jsonl` of the built-in worker."""
 
     marks_its_end = True
 
     def __init__(self, launch: Launch) -> None:
-        self._lines = _Lines(launch.records)
+        self._lines = GrowingFile(launch.records)
 
     def read(self) -> Iterator[IterationRecord | RunEnd]:
         for line in self._lines.read():
@@ -95,7 +74,7 @@ class _MegatronLog:
         from dcpbench.parse.lines import stretches  # noqa: PLC0415 - numpy, which a dry run does without
         from dcpbench.parse.megatron import LogReader  # noqa: PLC0415
 
-        self._lines = _Lines(launch.log)
+        self._lines = GrowingFile(launch.log)
         self._reader = LogReader()
         self._stretches = stretches
         self._number = 0

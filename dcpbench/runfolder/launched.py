@@ -70,7 +70,7 @@ def _facts(headers: list[RunHeader]) -> dict[str, Any]:
 
 def run_headers(run: RunFolder, launch: str) -> list[RunHeader]:
     """The headers with which a launch's records begin: one, in lockstep one for each case."""
-    path: Path = run.path / "launches" / launch / "records.jsonl"
+    path: Path = run.launch(launch) / "records.jsonl"
     found: list[RunHeader] = []
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from dcpbench.dcp import cost_profiles
 from dcpbench.errors import LogError, SpecError, UsageError
 from dcpbench.plan import Launch, torchrun
 from dcpbench.redact import redact_value
+from dcpbench.settings.fields import leaves_of
 from dcpbench.spec import Spec
 
 _FREE_TO_CHANGE = {"output.dir", "launches.timeout", "launches.grace", "launches.keep_going"}
@@ -57,6 +57,10 @@ class RunFolder:
     def data(self) -> Path:
         """The prepared data."""
         return self.path / "data"
+
+    def launch(self, name: str) -> Path:
+        """The folder of one launch."""
+        return self.path / "launches" / name
 
     @property
     def analysis(self) -> Path:
@@ -119,8 +123,8 @@ def _ours(folder: RunFolder) -> set[str]:
 
 
 def _refuse_other_spec(spec: Spec, folder: RunFolder) -> None:
-    stored = dict(_leaves("", _plain(config.load(folder.spec, environ={}).spec)))
-    wanted = dict(_leaves("", _plain(spec)))
+    stored = dict(leaves_of("", _plain(config.load(folder.spec, environ={}).spec)))
+    wanted = dict(leaves_of("", _plain(spec)))
     changed = sorted(
         name for name in {*stored, *wanted} - _FREE_TO_CHANGE if stored.get(name, stored) != wanted.get(name, stored)
     )
@@ -133,14 +137,6 @@ def _refuse_other_spec(spec: Spec, folder: RunFolder) -> None:
 
 def _plain(spec: Spec) -> Any:
     return redact_value(spec.model_dump(mode="json"), identity=False)
-
-
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
-    else:
-        yield prefix, value
 
 
 def describe(folder: RunFolder, spec: Spec, launches: list[Launch]) -> None:

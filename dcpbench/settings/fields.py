@@ -152,3 +152,12 @@ _SENTENCES = {
     "model_type": "must be a section of fields",
     "model_attributes_type": "must be a section of fields",
 }
+
+
+def leaves_of(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything below `value`, a nested mapping as `model_dump` gives it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves_of(f"{prefix}.{key}" if prefix else str(key), item)
+    else:
+        yield prefix, value

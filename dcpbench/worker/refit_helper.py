@@ -110,28 +110,18 @@ def _since(started: float) -> float:
 
 
 def follow(path: Path, until: Callable[[], bool]) -> Iterator[IterationRecord]:
-    """The records of iterations as they are written; ends when `until` says so.
-
-    A line without its end is still being written, and read when it is whole.
-    """
-    while not path.exists():
-        if until():
-            return
-        time.sleep(_POLL)
-    with path.open(encoding="utf-8", newline="\n") as file:
-        pending = ""
-        while True:
-            piece = file.readline()
-            if not piece.endswith("\n"):
-                pending += piece
-                if until():
-                    return
-                time.sleep(_POLL)
-                continue
-            line, pending = pending + piece, ""
-            found = records.from_json(line)
-            if isinstance(found, IterationRecord):
-                yield found
+    """The records of iterations as they are written; ends when `until` says so."""
+    lines = records.GrowingFile(path)
+    while True:
+        found = lines.read()
+        for line in found:
+            record = records.from_json(line.decode("utf-8"))
+            if isinstance(record, IterationRecord):
+                yield record
+        if not found:
+            if until():
+                return
+            time.sleep(_POLL)
 
 
 def main() -> None:

@@ -82,16 +82,21 @@ class TransformerEngineBackend:
 
     def prepare(self, layout: AttentionLayout, group: CpGroup) -> _Call:
         """The attention of one microbatch of this rank."""
-        nothing = np.ones((layout.rows, 1, 1), np.bool_)
-        nothing[ranges(layout.query_starts, layout.query_counts)] = False
         return _Call(
             self,
             group,
             int(layout.padded.sum()) // layout.size,
             to_device(offsets_of(layout.padded), self._device, torch.int32),
             int(layout.padded.max()),
-            to_device(nothing, self._device, torch.bool) if nothing.any() else None,
+            self._nothing(layout),
         )
+
+    def _nothing(self, layout: AttentionLayout) -> Tensor | None:
+        if int(layout.query_counts.sum()) == layout.rows:
+            return None
+        nothing = np.ones((layout.rows, 1, 1), np.bool_)
+        nothing[ranges(layout.query_starts, layout.query_counts)] = False
+        return to_device(nothing, self._device, torch.bool)
 
     def warm(self, layouts: Iterable[AttentionLayout]) -> None:
         """Transformer Engine compiles on first use."""
